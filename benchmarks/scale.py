@@ -264,9 +264,7 @@ def scale(
         progress_line(f"times {factor}")
         before = _resident()
         # Ten times as many nodes and indexes; keyspaces are as large as before.
-        cluster = _Cluster(
-            partitions * factor, keyspaces * factor, indexes * factor, slices, nodes * factor
-        )
+        cluster = _Cluster(partitions * factor, keyspaces * factor, indexes * factor, slices, nodes * factor)
         seconds = SECONDS if factor == 1 else SECONDS / TENFOLD
         cluster.run(max(seconds, 1.5))
         cluster.forget()

@@ -105,13 +105,12 @@ class Phases:
             self._registry.note_progress(replace(record, phase=phase))
 
     def _slices(self, record: BuildRecord) -> list[SliceStatus]:
-        known = self._nodes.slices()
         wanted = [
             (index.id, number)
             for index in self._registry.indexes(record)
             for number in record.slices_of(index)
         ]
-        return [status for key in wanted for status in known.get(key, ())]
+        return [status for key in wanted for status in self._nodes.said(*key)]
 
     def eta_ms(self, record: BuildRecord, now: int) -> float | None:
         """Until the build is over; None when it cannot be told (`coordinator.builds.eta`). While it verifies

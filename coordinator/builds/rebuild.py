@@ -33,7 +33,6 @@ from coordinator.core.instructions import Instruction, Note
 from coordinator.core.nodes import HeardNodes
 from keytide.catalog.records import BuildRecord, IndexRecord
 from keytide.model.timestamp import Timestamp
-from keytide.wire.messages import SliceStatus
 
 Slice = tuple[str, int]
 """(index id, number)."""
@@ -66,12 +65,11 @@ class Rebuilds:
         if now - self._checked_at < self._limits.rebuild_check_ms:
             return []
         self._checked_at = now
-        slices = self._nodes.slices()
-        return [*self._under_way(slices, now), *self._collect(now)]
+        return [*self._under_way(now), *self._collect(now)]
 
     # --- builds under way -----------------------------------------------------------------------------------
 
-    def _under_way(self, slices: dict[Slice, list[SliceStatus]], now: int) -> list[Instruction]:
+    def _under_way(self, now: int) -> list[Instruction]:
         out: list[Instruction] = []
         lost: dict[tuple[str, str, int], int] = {}
         for record in self._registry.all():
@@ -90,7 +88,7 @@ class Rebuilds:
             if late:
                 where = ", ".join(f"slice {number} of {index}" for _, index, number in late)
                 out += self._builds.begin_again(record, f"{where} lost what it had got", now)
-            elif record.state == "CATCHUP" and record.rebuild and self._serve(record, slices):
+            elif record.state == "CATCHUP" and record.rebuild and self._serve(record):
                 self.ended += 1
                 out += self._builds.completion.rebuilt(record, now)
         self._lost_in_build = lost
@@ -124,7 +122,7 @@ class Rebuilds:
                 for number in record.slices_of(index):
                     yield index, number
 
-    def _serve(self, record: BuildRecord, slices: dict[Slice, list[SliceStatus]]) -> bool:
+    def _serve(self, record: BuildRecord) -> bool:
         """Whether every slice of a rebuild is live past what it had to reach, on some replica."""
         target = record.load_timestamp.merge_max(record.final_timestamp or Timestamp())
         incarnation = self._registry.incarnation(record.keyspace)
@@ -134,7 +132,7 @@ class Rebuilds:
                 and status.number >= 0
                 and status.incarnation == incarnation
                 and status.timestamp.covers(target)
-                for status in slices.get((index.id, number), ())
+                for status in self._nodes.said(index.id, number)
             )
             for index, number in self._filled(record)
         )

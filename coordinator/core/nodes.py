@@ -7,6 +7,7 @@ its id (R48): one that is still being filled (R41), or leaves and has not gone y
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -85,7 +86,9 @@ class HeardNodes:
         """Those that are named and do not count: that are being filled, or leave."""
         self._placed: dict[tuple[str, int], list[str]] = {}
         self._gone: frozenset[str] = frozenset()
-        self._said: dict[tuple[str, int], list[SliceStatus]] = {}
+        self._said: dict[tuple[str, int], dict[str, SliceStatus]] = {}
+        self._says: dict[str, dict[tuple[str, int], SliceStatus]] = {}
+        """Of live nodes, what they say of copies that count: by slice and node, and by node and slice."""
         self._unheard_count = True
         self._live: list[str] = []
         self._live_slices: dict[tuple[str, str, int], int] = {}
@@ -133,7 +136,7 @@ class HeardNodes:
         self.version += node is None
         self.by_id[message.node] = HeardNode(message, now, live=True)
         self._gone -= {message.node}
-        self._changed()
+        self._take_over([message.node])
         return restarted, notes
 
     def tick(self) -> list[Instruction]:
@@ -201,29 +204,58 @@ class HeardNodes:
         return self.slice_serves(node, index, slice_number, incarnation)
 
     def _changed(self) -> None:
-        known = self._live_slices, self.lost
-        self._live = sorted(name for name, node in self.by_id.items() if node.live)
-        self._said, self._live_slices = {}, {}
-        for name in self._live:
-            for status in self.by_id[name].heartbeat.slices:
-                replica = name, status.index, status.slice
-                if self._counted.get(replica) != status.copy:
-                    continue
-                self._said.setdefault((status.index, status.slice), []).append(status)
-                if status.state == "LIVE" and status.number >= 0:
-                    self._live_slices[replica] = status.incarnation
-        self.lost = frozenset(key for key, said in self._said.items() if self._is_lost(key, said))
-        self.version += (self._live_slices, self.lost) != known
+        """Look at everything anew."""
+        known = self._live_slices
+        self._said, self._says, self._live_slices = {}, {}, {}
+        lost, self.lost, version = self.lost, frozenset(), self.version
+        self._take_over(self.by_id)
+        self.version = version + ((self._live_slices, self.lost) != (known, lost))
 
-    def _is_lost(self, key: tuple[str, int], said: list[SliceStatus]) -> bool:
+    def _take_over(self, names: Iterable[str]) -> None:
+        """Look at what some nodes say by now. (A heartbeat costs what its node has, not what all have.)"""
+        touched: set[tuple[str, int]] = set()
+        changed = False
+        for name in names:
+            before, says = self._says.get(name, {}), dict[tuple[str, int], SliceStatus]()
+            node = self.by_id[name]
+            for status in node.heartbeat.slices if node.live else ():
+                if self._counted.get((name, status.index, status.slice)) == status.copy:
+                    says[status.index, status.slice] = status
+            for key in before.keys() - says.keys():
+                del self._said[key][name]
+                if not self._said[key]:
+                    del self._said[key]
+            for key, status in says.items():
+                self._said.setdefault(key, {})[name] = status
+            for key in before.keys() | says.keys():
+                changed |= self._serves_now((name, *key), says.get(key))
+            self._says[name] = says
+            touched |= before.keys() | says.keys()
+        self._live = sorted(name for name, node in self.by_id.items() if node.live)
+        lost = {key for key in touched if self._is_lost(key, self._said.get(key, {}).values())}
+        if lost != self.lost & touched:
+            self.lost = (self.lost - touched) | lost
+            changed = True
+        self.version += changed
+
+    def _serves_now(self, replica: Replica, status: SliceStatus | None) -> bool:
+        """Note whether a copy serves, and in which incarnation; whether that is another than before."""
+        before = self._live_slices.get(replica)
+        if status is None or status.state != "LIVE" or status.number < 0:
+            self._live_slices.pop(replica, None)
+            return before is not None
+        self._live_slices[replica] = status.incarnation
+        return before != status.incarnation
+
+    def _is_lost(self, key: tuple[str, int], said: Collection[SliceStatus]) -> bool:
         """Whether nobody can go on with a slice. `said`: of its copies that count, on live nodes."""
-        if any(status.state != "LOST" for status in said):
+        if not said or any(status.state != "LOST" for status in said):
             return False
         return len(said) + sum(node in self._gone for node in self._placed[key]) == len(self._placed[key])
 
-    def slices(self) -> dict[tuple[str, int], list[SliceStatus]]:
-        """What live nodes say of the copies of each slice that count, by index id and number."""
-        return self._said
+    def said(self, index: str, slice_number: int) -> list[SliceStatus]:
+        """What live nodes say of the copies of a slice that count, in the order of their names."""
+        return [status for _, status in sorted(self._said.get((index, slice_number), {}).items())]
 
 
 def _stopped_slices(before: HeardNode | None, message: NodeHeartbeat) -> list[Instruction]:

@@ -45,11 +45,15 @@ class AcknowledgedNumbers:
     Args:
         newest: how many of the newest numbers of a replica are remembered.
         landmarks: how many of those before.
+
+    Attributes:
+        forgotten: rises whenever a replica may hold less than before.
     """
 
     def __init__(self, newest: int, landmarks: int) -> None:
         self._newest = newest
         self._landmarks = landmarks
+        self.forgotten = 0
         self._held: dict[str, dict[Copy, list[int]]] = {}
         self._masks: dict[str, dict[int, int]] = {}
         self._bits: dict[str, dict[Copy, int]] = {}
@@ -90,6 +94,7 @@ class AcknowledgedNumbers:
             for one in gone:
                 del held[one]
             if gone:
+                self.forgotten += 1
                 self._mask(name)
 
     def passed(self, index: str, number: int) -> None:
@@ -103,6 +108,7 @@ class AcknowledgedNumbers:
 
     def void(self, index: str, number: int) -> None:
         """Forget every number after this one: they were rolled back."""
+        self.forgotten += 1
         for numbers in self._held.get(index, {}).values():
             numbers[:] = [one for one in numbers if one <= number]
         if index in self._held:
@@ -110,6 +116,7 @@ class AcknowledgedNumbers:
 
     def forget(self, index: str) -> None:
         """Forget an index that is gone."""
+        self.forgotten += 1
         self._held.pop(index, None)
         self._masks.pop(index, None)
         self._bits.pop(index, None)

@@ -119,15 +119,16 @@ class TimestampIssuer:
 
     def handle(self, event: Event) -> list[Instruction | CommonSnapshot]:
         """One event; what to do now, and news for builds."""
+        names: Iterable[str] = sorted(self.streams)
         match event:
             case Reported(Progress() as message, now):
-                out = self._progress(message, now)
+                out, names = self._progress(message, now), [message.keyspace]
             case Reported(Acknowledged() as message, now):
-                out = self._acknowledged(message, now)
+                out, names = self._acknowledged(message, now), [message.keyspace]
             case Reported(NodeHeartbeat() as message, now):
                 out = self._heartbeat(message, now)
             case Issued(message, number, now):
-                out = self._issued(message, number, now)
+                out, names = self._issued(message, number, now), [message.keyspace]
             case IssueFailed(message, error, now):
                 out = self._issue_failed(message, error)
             case ControlTail():
@@ -149,8 +150,9 @@ class TimestampIssuer:
                 out = self._tick(now)
             case _:
                 return []
-        for name in sorted(self.streams):
-            out += self._maybe_issue(name, self.streams[name], now)
+        for name in names:  # (what the others wait for is time, or a node)
+            if name in self.streams:
+                out += self._maybe_issue(name, self.streams[name], now)
         return out
 
     # --- issuing --------------------------------------------------------------------------------------------

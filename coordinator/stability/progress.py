@@ -74,6 +74,7 @@ class KeyspaceProgress:
         self.projectors: dict[str, ProjectorState] = {}
         self.unissued = False
         self._known = False
+        self._reported = 0
 
     def belongs_to_another(self, keyspace: KeyspaceRecord) -> bool:
         """Whether the keyspace has another history by now: it was rolled back, or is another topic of the
@@ -89,7 +90,10 @@ class KeyspaceProgress:
         """Whether a first timestamp may be made: each partition was reported, or an earlier timestamp is
         known. (Else a timestamp made from half of the reports after a coordinator's restart could lie before
         one that was issued.)"""
-        return self._known or all(p in self.partitions for p in range(self.keyspace.partitions))
+        # (Partitions are never forgotten; this is asked at every event.)
+        while self._reported in self.partitions:
+            self._reported += 1
+        return self._known or self._reported >= self.keyspace.partitions
 
     @property
     def heard(self) -> bool:

@@ -36,7 +36,7 @@ def test_a_copy_that_was_taken_out_does_not_hide_it_either() -> None:
     nodes = world.leader.stability.nodes
     assert nodes.lost == {(INDEX, 0)}
     assert not nodes.slice_serves("n2", INDEX, 0, 0)
-    assert [one.state for one in nodes.slices()[INDEX, 0]] == ["LOST"]
+    assert [one.state for one in nodes.said(INDEX, 0)] == ["LOST"]
 
 
 def test_a_slice_is_not_lost_while_another_node_may_come_back() -> None:
