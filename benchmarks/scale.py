@@ -1,9 +1,9 @@
 """What the coordination of a large cluster takes, from the real leader and the real messages, without Kafka:
 1,000 source partitions, 200 indexes, 100 nodes (acceptance 36).
 
-Time is simulated. In each keyspace every partition has news all the time, projectors and nodes say what they
-say as often as they are set to, and every copy acknowledges each timestamp `ACK_MS` after it was issued, which
-is as fast as a cluster that is not otherwise busy does it (`benchmarks.latency`). Messages are counted as
+Time is simulated. In each keyspace every partition has news all the time, projectors and nodes speak as
+often as they are set to, and every copy acknowledges each timestamp `ACK_MS` after it was issued, which is
+as fast as a cluster that is not otherwise busy does it (`benchmarks.latency`). Messages are counted as
 Kafka gets them, encoded and without its own framing. What the leader takes is its processor time on this
 machine.
 """

@@ -70,7 +70,8 @@ class HeardNodes:
     Attributes:
         by_id: all of them.
         lost: (index id, slice) of which every copy that counts is LOST, or on a node that is not expected
-            back; one at least is LOST on a live node.
+            back; one at least is LOST on a live node. Not while one that does not count, yet or any more, is
+            whole: it is about to (R41, R43).
         version: changes whenever `counts` or `lost` says something else of somebody.
     """
 
@@ -84,6 +85,7 @@ class HeardNodes:
         self._counted: dict[Replica, str] = {}
         self._others: dict[Replica, str] = {}
         """Those that are named and do not count: that are being filled, or leave."""
+        self._beside: dict[tuple[str, int], list[tuple[str, str]]] = {}
         self._placed: dict[tuple[str, int], list[str]] = {}
         self._gone: frozenset[str] = frozenset()
         self._said: dict[tuple[str, int], dict[str, SliceStatus]] = {}
@@ -113,6 +115,9 @@ class HeardNodes:
             for number, leaving in index.leaving.items()
             for node, one in leaving.items()
         }
+        self._beside = {}
+        for (node, index_id, number), copy in self._others.items():
+            self._beside.setdefault((index_id, number), []).append((node, copy))
         self._changed()
         now = self._counted | self._others
         return [replica for replica, copy in before.items() if now.get(replica) != copy]
@@ -182,9 +187,7 @@ class HeardNodes:
     def has_whole(self, index: str, slice_number: int) -> bool:
         """Whether a copy of a slice that does not count, yet or any more, is on a live node and has all
         rows."""
-        for node, copy in (
-            (one[0], id_) for one, id_ in self._others.items() if one[1:] == (index, slice_number)
-        ):
+        for node, copy in self._beside.get((index, slice_number), ()):
             known = self.by_id.get(node)
             status = known.slice(index, slice_number) if known and known.live else None
             if status is not None and status.copy == copy and status.state in WHOLE:
@@ -219,6 +222,8 @@ class HeardNodes:
             before, says = self._says.get(name, {}), dict[tuple[str, int], SliceStatus]()
             node = self.by_id[name]
             for status in node.heartbeat.slices if node.live else ():
+                if (name, status.index, status.slice) in self._others:
+                    touched.add((status.index, status.slice))
                 if self._counted.get((name, status.index, status.slice)) == status.copy:
                     says[status.index, status.slice] = status
             for key in before.keys() - says.keys():
@@ -251,7 +256,9 @@ class HeardNodes:
         """Whether nobody can go on with a slice. `said`: of its copies that count, on live nodes."""
         if not said or any(status.state != "LOST" for status in said):
             return False
-        return len(said) + sum(node in self._gone for node in self._placed[key]) == len(self._placed[key])
+        if len(said) + sum(node in self._gone for node in self._placed[key]) < len(self._placed[key]):
+            return False
+        return not self.has_whole(*key)
 
     def said(self, index: str, slice_number: int) -> list[SliceStatus]:
         """What live nodes say of the copies of a slice that count, in the order of their names."""

@@ -214,8 +214,9 @@ class MemorySliceStore:
         self._closed = True
 
     def destroy(self) -> None:
+        applied = self.applied  # (as the one on a disk, it still says what it was at)
         self.close()
-        self._state = self._durable = MemoryState(self.applied)
+        self._state = self._durable = MemoryState(applied)
         self._undo.clear()
 
 

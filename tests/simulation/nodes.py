@@ -282,6 +282,7 @@ class SimNode:
 
     Attributes:
         lives: counts starts.
+        began: when the last one was, by the world's clock.
         node: what its endpoint sees.
         silent_until: it is stopped (as by SIGSTOP) until then.
         late_until: it reads nothing of the control topic until then.
@@ -298,6 +299,7 @@ class SimNode:
     def _begin(self) -> None:
         world = self.world
         self.lives += 1
+        self.began = world.clock.now
         world.mishaps.begin(self.name)
         self.started_at = self.now
         self.reader = Reader(world.kafka)

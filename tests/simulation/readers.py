@@ -61,11 +61,13 @@ class Journey:
 
     Attributes:
         chance: whatever is decided on its way.
+        began: when it was asked.
         told: slice -> the timestamp of which it has answered last.
     """
 
-    def __init__(self, chance: Chance) -> None:
+    def __init__(self, chance: Chance, began: int) -> None:
         self.chance = chance
+        self.began = began
         self.told: dict[int, Timestamp] = {}
 
 
@@ -246,7 +248,7 @@ class Readers:
                 return
             token = verify(answer.page, PageToken, SECRET)
             until = world.clock.now + SETTINGS.first_lease_s * 1_000
-            self.pages.append(self._kept(name, answer.page, token, at, until, rows))
+            self.pages.append(self._kept(name, answer.page, token, at, until, journey, rows))
 
         def ask(tokens: str | None, timeout_ms: int) -> Coroutine[Any, Any, WrittenAnswer]:
             request = ScanRequest(session=tokens, limit=limit, timeout_ms=timeout_ms)
@@ -292,7 +294,7 @@ class Readers:
             at = self._stable(name, "hold", answer, journey)
             token = verify(answer.at, HeldToken, SECRET)
             until = world.clock.now + SETTINGS.max_hold_s * 1_000
-            self.pages.append(self._kept(name, answer.at, token, at, until, {}, HELD_READS))
+            self.pages.append(self._kept(name, answer.at, token, at, until, journey, {}, HELD_READS))
 
         def ask(tokens: str | None, timeout_ms: int) -> Coroutine[Any, Any, WrittenAnswer]:
             return endpoint.service.hold(name, HoldRequest(session=tokens, timeout_ms=timeout_ms), _stays)
@@ -410,8 +412,8 @@ class Readers:
     ) -> bool:
         """Have a node answer a request; whether it has at once. A reader without patience goes away then."""
         world = self.world
-        journey = Journey(Chance(world.chance.below(1 << 31)))
         began = world.clock.now
+        journey = Journey(Chance(world.chance.below(1 << 31)), began)
         answered = []
 
         def done(task: asyncio.Task[WrittenAnswer]) -> None:
@@ -451,6 +453,7 @@ class Readers:
         token: PageToken | HeldToken,
         at: Timestamp,
         until: int,
+        journey: Journey,
         rows: Rows,
         reads: int = 0,
     ) -> Pages:
@@ -459,7 +462,8 @@ class Readers:
             number: [
                 runner
                 for node in there
-                if (runner := nodes[node].hosting.runners.get((token.index, number))) is not None
+                if nodes[node].began <= journey.began  # (a restart loses what it has leased)
+                and (runner := nodes[node].hosting.runners.get((token.index, number))) is not None
             ]
             for number, there in copies_of(token.nodes).items()
         }
