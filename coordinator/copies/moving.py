@@ -292,9 +292,15 @@ class Moves:
 
     def _outdated(self, move: Move, nodes: list[str]) -> bool:
         """Whether a move makes no sense any more, or comes to nothing again and again."""
-        if move.source not in nodes or move.target in nodes or move.target not in self._open_nodes():
+        if move.source not in nodes or move.target in nodes or not self._expected(move.target):
             return True
         return self._beginnings.failures((move.index, move.slice), move.target) >= ATTEMPTS
+
+    def _expected(self, node: str) -> bool:
+        """Whether a node may have slices, now or when it is heard again. (A new leader has heard none.)"""
+        catalog = self._dictionary.catalog
+        known = f"node/{node}" in catalog.records
+        return known and node not in catalog.drained() and not self._nodes.gone(node)
 
     # --- what there is --------------------------------------------------------------------------------------
 

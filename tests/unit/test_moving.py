@@ -295,3 +295,20 @@ def test_a_leader_that_takes_over_goes_on_with_a_rebalance(monkeypatch: pytest.M
     world.go(3_000)
     assert moves(world).find(id_).state == "DONE"
     assert world.index("by_city").placement == [["n3"], ["n2"]]
+
+
+def test_moves_that_have_not_begun_outlive_their_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned(monkeypatch, Move(INDEX, 0, "n1", "n3"), Move(INDEX, 1, "n1", "n3"))
+    world = CopiesWorld([["n1"], ["n1"]], replicas=0, limits=replace(LIMITS, copies_per_node=1))
+    world.go(2_000)
+    id_ = rebalance(world)
+    world.go(500)
+    assert [one.slice for one in world.records()] == [0]
+    world.succeed()
+    world.go(2_000)
+    assert moves(world).find(id_).left == [0, 1], "nobody was heard at first"
+    world.nodes["n3"].up = False
+    world.go(10_000)
+    assert moves(world).find(id_).left == [0, 1], "a node that is silent is waited for"
+    world.go(2 * LIMITS.copy_after_ms)
+    assert (moves(world).find(id_).state, moves(world).find(id_).dropped) == ("DONE", 2)
