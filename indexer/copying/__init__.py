@@ -4,7 +4,8 @@ has the slice answers.
     messages   the request for the next rows of a store, and the answer (pure; start here)
     source     answers from exports of this node's stores (pure)
     target     fills a store with the answers (pure)
-    worker     the thread that asks other nodes and fills, for `indexer.hosting` (`indexer.hosting.filling`)
+    rate_limit holds a rate, by resting (pure)
+    worker     the threads that ask other nodes and fill, for `indexer.hosting` (`indexer.hosting.filling`)
 
 The scan endpoint (`indexer.serve.api`) asks `source`, the ingest loop opens `worker`. May import the slices'
 stores, `indexer.hosting.filling` and what nodes speak with each other; knows neither Kafka nor scans.

@@ -1,8 +1,12 @@
-"""The thread that fills copies: asks the sources, and puts what they answer on the disk.
+"""The threads that fill copies: each asks its source, and puts what that answers on the disk.
 
-One copy is filled at a time, chunk after chunk. When it cannot go on (its source is away or has not read so
-far, the disk is full) it waits for a while, and the others have their turn meanwhile. Each goes on where it
-was, also in the next process. A limit on the rate is held by resting after each chunk.
+A copy has a thread of its own, so a source that is silent holds up no other copy; the leader sees to it that
+they are few. It is filled chunk after chunk. When it cannot go on (its source is away or has not read so far,
+the disk is full) it waits for a while. Each goes on where it was, also in the next process, and after what
+was in its folder before.
+
+A limit on the rate is held by resting after each chunk. Copies that have no rate of their own share the
+node's. When a copy's rate changes, what is left of its rest is dropped: it goes on at once, at the new rate.
 """
 
 from __future__ import annotations
@@ -10,12 +14,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Final
 
 from indexer.copying.messages import COPY_PATH, GenerationGoneError, pack_request
+from indexer.copying.rate_limit import RateLimit
 from indexer.copying.target import CopyTarget
 from indexer.hosting.filling import FillProgress
 from indexer.store.copies import StoreFilling
@@ -33,7 +38,7 @@ FIRST_PAUSE_S: Final = 0.1
 """After an error; doubled with each further one. A source most often has not read the record so far."""
 LONGEST_PAUSE_S: Final = 5.0
 
-_WAITS: Final = "it waits for another copy that is being filled"
+_WAITS: Final = "it waits for the last answer to the copy that was filled here before"
 
 
 @dataclass(slots=True)
@@ -41,34 +46,28 @@ class _Job:
     """A copy to fill.
 
     Attributes:
-        due: when it goes on, in seconds.
-        pause: how long it waits after the next error.
+        limit: the node's, or its own.
+        pause: how long it waits after the next error, in seconds.
+        news: set when its record has changed, or it is left. Cleared before that is looked at.
     """
 
     copy: CopyRecord
     folder: Path
-    progress: FillProgress
-    due: float
+    limit: RateLimit
     pause: float
-
-    def failed(self, error: RetryableError | StoreDamagedError) -> None:
-        if error.message != self.progress.error:
-            log.warning("copy %s waits: %s", self.copy.id, error)
-        self.progress = self.progress._replace(error=error.message)
-        self.due = monotonic() + self.pause
-        self.pause = min(2 * self.pause, LONGEST_PAUSE_S)
+    progress: FillProgress = field(default_factory=FillProgress)
+    news: threading.Event = field(default_factory=threading.Event)
 
 
-class CopyWorker(Worker):
-    """`CopyFiller` for the copies of one node. An error that it does not expect ends it; whoever opened it
-    asks `check`.
+class CopyWorker:
+    """`CopyFiller` for the copies of one node.
 
     Args:
         catalog: the dictionary as this node has read it.
         node_url: where a node serves, None when unknown.
         nodes: asks them; closed with this.
         open_filling: opens what is in a folder.
-        rate: bytes of answers per second, of all copies; 0 for no limit.
+        rate: bytes of answers per second, of all copies that have no rate of their own; 0 for no limit.
     """
 
     def __init__(
@@ -79,15 +78,15 @@ class CopyWorker(Worker):
         open_filling: Callable[[Path], StoreFilling],
         rate: int,
     ) -> None:
-        super().__init__("copies", None, self._work)
         self._catalog = catalog
         self._node_url = node_url
         self._nodes = nodes
         self._open_filling = open_filling
-        self._rate = rate
+        self._limit = RateLimit(rate)
         self._jobs: dict[str, _Job] = {}
+        self._threads: dict[Path, Worker] = {}
+        self._failure: BaseException | None = None
         self._lock = threading.Lock()
-        self._news = threading.Event()
 
     # --- CopyFiller -----------------------------------------------------------------------------------
 
@@ -95,10 +94,15 @@ class CopyWorker(Worker):
         with self._lock:
             job = self._jobs.get(copy.id)
             if job is None:
-                self._jobs[copy.id] = _Job(copy, folder, FillProgress(error=_WAITS), 0.0, FIRST_PAUSE_S)
-            elif job.copy != copy:
-                job.copy, job.due, job.pause = copy, 0.0, FIRST_PAUSE_S
-        self._news.set()
+                job = self._jobs[copy.id] = _Job(copy, folder, self._limit_of(copy), FIRST_PAUSE_S)
+                self._start(job)
+                return
+            if job.copy.source != copy.source:
+                job.pause = FIRST_PAUSE_S
+            if job.copy.rate != copy.rate:
+                job.limit = self._limit_of(copy)
+            job.copy = copy
+        job.news.set()
 
     def look(self, id_: str) -> FillProgress:
         with self._lock:
@@ -107,40 +111,64 @@ class CopyWorker(Worker):
 
     def leave(self, id_: str) -> None:
         with self._lock:
-            self._jobs.pop(id_, None)
-        self._news.set()
+            job = self._jobs.pop(id_, None)
+        if job is not None:
+            job.news.set()
 
-    def close(self, limit_s: float | None = None) -> bool:
-        self.stopping.set()
-        self._news.set()
-        return super().close(limit_s)
+    def check(self) -> None:
+        """Raise the error that a thread has ended with, if it expected none such."""
+        if self._failure is not None:
+            raise self._failure
 
-    # --- the thread -----------------------------------------------------------------------------------
+    def close(self, limit_s: float) -> bool:
+        """Leave all copies.
 
-    def _work(self) -> None:
-        try:
-            while not self.stopping.is_set():
-                job, wait_s = self._next()
-                if job is None:
-                    self._news.wait(wait_s)
-                else:
-                    self._fill(job)
-        finally:
+        Args:
+            limit_s: waits no longer for what is at hand.
+
+        Returns:
+            Whether all threads have ended.
+        """
+        for id_ in list(self._jobs):
+            self.leave(id_)
+        end = monotonic() + limit_s
+        ended = all(one.wait(max(0.0, end - monotonic())) for one in self._threads.values())
+        if ended:
             self._nodes.close()
+        return ended
 
-    def _next(self) -> tuple[_Job | None, float | None]:
-        """The copy to go on with now, or else how long there is none."""
-        with self._lock:
-            self._news.clear()
-            waiting = [job for job in self._jobs.values() if not job.progress.done]
-            job = min(waiting, key=lambda one: one.due, default=None)
-        wait_s = None if job is None else job.due - monotonic()
-        return (None, wait_s) if wait_s is None or wait_s > 0 else (job, None)
+    def _limit_of(self, copy: CopyRecord) -> RateLimit:
+        return RateLimit(copy.rate) if copy.rate else self._limit
 
-    def _fill(self, job: _Job) -> None:
-        """Fill one copy until it is done, cannot go on for now, or is left."""
-        with self._lock:
-            copy = job.copy
+    def _start(self, job: _Job) -> None:
+        """Begin the thread of a copy; it waits for the one that was at work in the folder last."""
+        self._threads = {folder: one for folder, one in self._threads.items() if one.running}
+        before = self._threads.get(job.folder)
+        thread = Worker(f"copy {job.copy.id}", self._failed, lambda: self._work(job, before))
+        self._threads[job.folder] = thread
+        thread.open()
+
+    def _failed(self, error: BaseException) -> None:
+        self._failure = error
+
+    # --- the thread of a copy -------------------------------------------------------------------------
+
+    def _work(self, job: _Job, before: Worker | None) -> None:
+        """Fill a copy until it is done, or left."""
+        if before is not None:
+            job.progress = FillProgress(error=_WAITS)
+            before.wait()
+            job.progress = FillProgress()
+        while not job.progress.done:
+            job.news.clear()
+            if self._left(job):
+                return
+            job.news.wait(self._fill(job))
+
+    def _fill(self, job: _Job) -> float:
+        """Fill a copy until it is done, cannot go on for now, or is to be filled from here no more. Returns
+        how long it waits then, in seconds."""
+        copy = job.copy
         try:
             filling = self._open_filling(job.folder)
             try:
@@ -148,40 +176,61 @@ class CopyWorker(Worker):
             finally:
                 filling.close()
         except (RetryableError, StoreDamagedError) as error:
-            with self._lock:
-                job.failed(error)
+            return self._waits(job, error.message)
         except OSError as error:
-            if not self._left(job, copy):
+            if not self._left(job):
                 raise
             log.info("copy %s was deleted at its work: %s", copy.id, error)
         else:
             if done:
                 log.info("copy %s is all there", copy.id)
-                with self._lock:
-                    job.progress = job.progress._replace(error="", done=True)
+                job.progress = job.progress._replace(error="", done=True)
+        return 0.0
+
+    def _waits(self, job: _Job, why: str) -> float:
+        if why != job.progress.error:
+            log.warning("copy %s waits: %s", job.copy.id, why)
+        job.progress = job.progress._replace(error=why)
+        with self._lock:
+            pause, job.pause = job.pause, min(2 * job.pause, LONGEST_PAUSE_S)
+        return pause
 
     def _fill_on(self, job: _Job, copy: CopyRecord, target: CopyTarget) -> bool:
         """Whether it is done."""
-        with self._lock:
-            error = "" if job.progress.error == _WAITS else job.progress.error
-            job.progress = FillProgress(target.rows, job.progress.rows_total, error)
+        job.progress = job.progress._replace(rows=target.rows)
         while not target.done:
             body = self._ask(copy, target)
-            if self._left(job, copy):
+            if self._elsewhere(job, copy):
                 return False
             if body is not None:
                 target.take(body)
-                with self._lock:
-                    job.progress = FillProgress(target.rows, target.rows_total)
-                    job.pause = FIRST_PAUSE_S
-                if self._rate and self.stopping.wait(len(body) / self._rate):
+                job.progress = FillProgress(target.rows, target.rows_total)
+                job.pause = FIRST_PAUSE_S
+                if not self._rest(job, copy, len(body)):
                     return False
         return True
 
-    def _left(self, job: _Job, copy: CopyRecord) -> bool:
-        """Whether a copy is not to be filled on, or not from where it was."""
+    def _rest(self, job: _Job, copy: CopyRecord, size: int) -> bool:
+        """Rest after so many bytes. Returns whether it is to be filled on from where it was."""
         with self._lock:
-            return self.stopping.is_set() or self._jobs.get(copy.id) is not job or job.copy != copy
+            job.limit.take(size, monotonic())
+        while True:
+            job.news.clear()
+            if self._elsewhere(job, copy):
+                return False
+            # Read anew each time: it may have another limit by now, or others have taken of the same.
+            if (left_s := job.limit.due - monotonic()) <= 0:
+                return True
+            job.news.wait(left_s)
+
+    def _left(self, job: _Job) -> bool:
+        """Whether a copy is not to be filled on."""
+        with self._lock:
+            return self._jobs.get(job.copy.id) is not job
+
+    def _elsewhere(self, job: _Job, copy: CopyRecord) -> bool:
+        """Whether a copy is not to be filled on, or not from where it was."""
+        return self._left(job) or job.copy.source != copy.source
 
     def _ask(self, copy: CopyRecord, target: CopyTarget) -> bytes | None:
         """The source's answer; None when what the copy has is gone.

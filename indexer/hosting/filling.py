@@ -44,7 +44,7 @@ class CopyFiller(Protocol):
 
     def begin(self, copy: CopyRecord, folder: Path) -> None:
         """Fill what is in a folder on, or from the beginning. Again with the same id: its record has changed
-        (it is filled from another source, say)."""
+        (it is filled from another source, or at another rate), and what it has stays."""
         ...
 
     def look(self, id_: str) -> FillProgress:

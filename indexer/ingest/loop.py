@@ -101,7 +101,6 @@ class Ingest:
             self._identity.open()
             self._catalog.start()
             self._consumer.start()
-            self._copies.open()
             self._catalog_changed(now_ms())
             started.set()
             while not stop.is_set():

@@ -38,6 +38,7 @@ class CopyRecord(msgspec.Struct, frozen=True):
             have), `moved` (it takes the place of another one).
         replaces: the node whose copy leaves when this one counts, "" for none.
         rebalance: the rebalance that it is of, "" for none.
+        rate: bytes per second that it is filled with at most; 0: as its node's setting says.
     """
 
     id: str
@@ -51,6 +52,7 @@ class CopyRecord(msgspec.Struct, frozen=True):
     why: Literal["lost", "wanted", "moved"] = "wanted"
     replaces: str = ""
     rebalance: str = ""
+    rate: int = 0
 
 
 class Move(msgspec.Struct, frozen=True):

@@ -127,6 +127,22 @@ def test_another_source_is_told_to_the_filler(place: Place) -> None:
     assert (folder / "part").exists(), "what generation it is of is for the filler to see"
 
 
+def test_another_rate_is_told_to_the_filler_until_the_copy_is_whole(place: Place) -> None:
+    copy = order(place)
+    folder = place.filler.begun["c1"][1]
+    (folder / "part").touch()
+    place.write(replace(copy, rate=1_000))
+    place.hosting.reconcile(place.catalog, 0)
+    assert place.filler.begun["c1"] == (replace(copy, rate=1_000), folder)
+    assert (folder / "part").exists()
+    fill(place)
+    runner = place.hosting.runners[KEY]
+    place.write(copy)
+    place.hosting.reconcile(place.catalog, 0)
+    assert place.filler.begun == {}
+    assert (told(place), place.hosting.runners[KEY] is runner) == (("CATCHUP", "c1"), True)
+
+
 def test_what_was_filled_of_another_copy_is_thrown_away(place: Place) -> None:
     order(place)
     folder = place.filler.begun["c1"][1]
