@@ -101,6 +101,7 @@ class Beginnings:
             why="moved" if purpose.replaces else why,
             replaces=purpose.replaces,
             rebalance=purpose.rebalance,
+            rate=purpose.rate,
         )
         self._dictionary.put(record)
         choosing.begun(record, source.bytes)

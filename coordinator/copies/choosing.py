@@ -46,11 +46,13 @@ class Purpose(NamedTuple):
         replaces: the node whose copy leaves when it counts, "" for none.
         target: the node to fill it on, "" for any.
         rebalance: the rebalance that it is of, "" for none.
+        rate: that it is filled at (`CopyRecord.rate`).
     """
 
     replaces: str = ""
     target: str = ""
     rebalance: str = ""
+    rate: int = 0
 
 
 class Choosing:

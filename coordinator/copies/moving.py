@@ -110,7 +110,7 @@ class Moves:
         record = self._node(node)
         if not record.drained_at:
             return record, []
-        record = replace(record, drained_at=0)
+        record = replace(record, drained_at=0, drain_rate=0)
         self._dictionary.put(record)
         self.waiting.pop(node, None)
         return record, [Note("info", "node-undrained", node, f"node {node} may have slices again")]
@@ -253,7 +253,8 @@ class Moves:
                 continue
             if len(index.placement[number]) > index.definition.replicas + 1:
                 continue  # it leaves without another one in its place
-            words, begun = self._beginnings.begin(index, number, choosing, now, Purpose(node))
+            purpose = Purpose(node, rate=self._node(node).drain_rate)
+            words, begun = self._beginnings.begin(index, number, choosing, now, purpose)
             if words:
                 self.waiting.setdefault(node, words)
             out += begun
@@ -276,7 +277,7 @@ class Moves:
                 continue
             index = open_(move.index, move.slice)
             if index is not None:
-                purpose = Purpose(move.source, move.target, record.id)
+                purpose = Purpose(move.source, move.target, record.id, record.rate)
                 out += self._beginnings.begin(index, move.slice, choosing, now, purpose)[1]
         if left == record.left:
             return out

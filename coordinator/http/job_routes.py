@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Response
 from fastapi.responses import HTMLResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from coordinator.http import job_reports
 from coordinator.http.leader_access import LeaderAccess
 from coordinator.leader import Leader
+from coordinator.statements.copy_rates import LEAST, MOST
 from coordinator.views import jobs as job_views
 
 
@@ -22,6 +23,16 @@ class RepairBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     dry_run: bool = False
+
+
+class CopyRateBody(BaseModel):
+    """How fast the copies of a job are filled."""
+
+    model_config = ConfigDict(extra="forbid")
+    copy_rate: int | None = Field(
+        description=f"bytes per second of each copy at most, from {LEAST:,} to {MOST:,}; 0 or null: as the "
+        "setting indexer.copy_rate of the node that is filled says"
+    )
 
 
 def add_jobs(app: FastAPI, access: LeaderAccess, page_headers: dict[str, str]) -> None:
@@ -67,6 +78,13 @@ def add_jobs(app: FastAPI, access: LeaderAccess, page_headers: dict[str, str]) -
 
     @app.get("/v1/jobs/{job}", tags=["jobs"], summary="One job")
     async def show(job: str) -> Any:
+        return await access.look(_shown(job))
+
+    @app.patch("/v1/jobs/{job}", tags=["jobs"], summary="Change how fast copies are filled")
+    async def throttle(job: str, body: CopyRateBody) -> Any:
+        """Of a job of kind `copy`, `rebalance` or `drain`: its copies that are under way, within about a
+        second, and those that begin later. A copy goes on with what it has."""
+        await access.change(lambda commands, now: commands.throttle_job(job, body.copy_rate or 0, now))
         return await access.look(_shown(job))
 
     @app.post("/v1/jobs/{job}/cancel", tags=["jobs"], summary="Cancel a job")

@@ -21,9 +21,10 @@ from coordinator.catalog.registry import ConflictError
 from coordinator.copies.moving import Moves
 from coordinator.core.instructions import Instruction, Note
 from coordinator.core.source_status import SourceStatus
-from coordinator.jobs.registry import DRAIN, NoSuchJobError
+from coordinator.jobs.registry import DRAIN
 from coordinator.jobs.registry import FINAL as JOB_FINAL
 from coordinator.statements.altering import altered, rename, set_replicas
+from coordinator.statements.copy_rates import drain_of, set_rate
 from coordinator.statements.names import check_name, taken
 from keytide.catalog.records import BuildRecord, IndexRecord, JobKind, KeyspaceRecord
 from keytide.catalog.table_origin import TableOrigin
@@ -346,16 +347,18 @@ class Commands:
             ConflictError: it is over, or is a copy.
         """
         if id_.startswith(DRAIN):
-            node = id_.removeprefix(DRAIN)
-            if node not in self._dictionary.catalog.drained():
-                raise NoSuchJobError(f"node {node} is not drained", next_step="see `keytide node list`")
-            return self.undrain(node, now)
+            return self.undrain(drain_of(self._dictionary, id_).id, now)
         if f"rebalance/{id_}" in self._dictionary.catalog.records:
             _, out = self._moves.cancel(id_, now)
             return self._done(now, f"rebalance {id_} is cancelled", job=id_, out=out)
         job = self._builds.jobs.get(id_)
         out = self._builds.jobs.cancel(job, "on request", now)
         return self._done(now, f"{job.kind} {id_} is cancelled", job=id_, out=out)
+
+    def throttle_job(self, id_: str, copy_rate: int, now: int) -> CommandResult:
+        """Change how fast the copies of a job are filled. Raises as `set_rate`."""
+        note = set_rate(self._builds, self._moves, id_, copy_rate)
+        return self._done(now, note.text, job=id_, out=[note])
 
     def drain(self, node: str, now: int) -> CommandResult:
         """Have all copies on a node move to others. Raises as `Moves.drain`."""

@@ -77,6 +77,7 @@ class RebalanceRecord(msgspec.Struct, frozen=True):
         left: those that are not done, by their place in `moves`.
         dropped: how many came to nothing: what they were planned for is not there any more.
         detail: what came of it, in words.
+        rate: of each of its copies (`CopyRecord.rate`).
     """
 
     id: str
@@ -87,3 +88,4 @@ class RebalanceRecord(msgspec.Struct, frozen=True):
     dropped: int = 0
     finished_at: int = 0
     detail: str = ""
+    rate: int = 0

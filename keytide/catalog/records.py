@@ -292,6 +292,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     Attributes:
         drained_at: since when it is to have no slices, ms; 0: it may have some.
         zone: what fails together with others of the same zone (`indexer.zone`), "" when that is not known.
+        drain_rate: of each of the copies that are filled elsewhere, as it is drained (`CopyRecord.rate`).
     """
 
     id: str
@@ -299,6 +300,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     first_seen: int
     drained_at: int = 0
     zone: str = ""
+    drain_rate: int = 0
 
 
 Record = (

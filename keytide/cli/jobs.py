@@ -205,6 +205,33 @@ def job_cancel(admin: Admin, job: str) -> Any:
     return admin.call("POST", rest("jobs", job, "cancel"))
 
 
+def _copy_rate(text: str) -> int:
+    if text == "none":
+        return 0
+    try:
+        return int(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is no number of bytes per second, nor none") from error
+
+
+CopyRate = Annotated[
+    int,
+    typer.Option(
+        "--copy-rate",
+        parser=_copy_rate,
+        metavar="BYTES_PER_S",
+        help="bytes per second of each copy at most; 0 or none: as indexer.copy_rate of its node says",
+    ),
+]
+
+
+@asks(job_app, "throttle", titled("Job {job}"))
+def job_throttle(admin: Admin, job: str, copy_rate: CopyRate) -> Any:
+    """Change how fast copies of slices are filled: a copy, or those of a rebalance or drain, while it
+    runs."""
+    return admin.call("PATCH", rest("jobs", job), {"copy_rate": copy_rate})
+
+
 def _show_report(report: dict[str, Any], job: str, **_: Any) -> None:
     hidden = ("differences", "indexes", "offset", "next", "timestamp")
     facts(f"Report of job {job}", {name: value for name, value in report.items() if name not in hidden})

@@ -153,7 +153,8 @@ class IndexerSettings(Section):
     copy_rate: int = Field(
         0,
         ge=0,
-        description="bytes per second that copies of slices are filled with from other nodes; 0: no limit",
+        description="bytes per second that copies of slices are filled with from other nodes, all together "
+        "but for those whose job has a rate (`keytide job throttle`); 0: no limit",
     )
     unique_keys_listed: int = Field(
         1_000,
