@@ -56,6 +56,10 @@ OTHERS = [
     ("job", "show", "j1"),
     ("job", "report", "j1"),
     ("job", "cancel", "j1"),
+    ("job", "throttle", "j1", "--copy-rate", "1000000"),
+    ("node", "drain", "node-1"),
+    ("node", "undrain", "node-1"),
+    ("rebalance", "--yes"),
 ]
 LOCAL = {("up",), ("down",), ("demo",), ("doctor",), ("gateway",)}
 """Those that start and stop processes, and have limits of their own."""

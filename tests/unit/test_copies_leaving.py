@@ -193,3 +193,17 @@ def test_copies_that_are_being_filled_are_given_up_first_the_youngest_before_oth
     world.go(500)
     assert world.records() == []
     assert (world.placement(), leaving(world)) == (["n1", "n2"], [])
+
+
+def test_a_slice_is_not_lost_while_the_copy_that_leaves_is_whole() -> None:
+    """Else numbers would be published without it that it lacks when it counts again."""
+    world = wanting(0)
+    world.nodes["n2"].copies[0].leases = 1
+    world.go(2_000)
+    assert leaving(world) == ["n2"]
+    world.lose("n1")
+    world.beat("n1")
+    assert world.leader.stability.nodes.lost == frozenset()
+    world.lose("n2")
+    world.beat("n2")
+    assert world.leader.stability.nodes.lost != frozenset()
