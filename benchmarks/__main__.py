@@ -23,6 +23,7 @@ from benchmarks import (
     noisy,
     peers,
     recovery,
+    scale,
     stress,
     throughput,
 )
@@ -45,6 +46,7 @@ ALL: dict[str, Callable[..., Result]] = {
     "growth": throughput.growth,
     "recovery": recovery.recovery,
     "catch-up": catching_up.catch_up,
+    "scale": scale.scale,
 }
 
 
