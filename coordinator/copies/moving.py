@@ -264,6 +264,7 @@ class Moves:
         """The next moves of a rebalance."""
         out: list[Instruction] = []
         left, dropped = list(record.left), record.dropped
+        expected = self._expected_nodes()
         for at in record.left:
             move = record.moves[at]
             if any(one.rebalance for one in choosing.filled.get((move.index, move.slice), ())):
@@ -271,7 +272,7 @@ class Moves:
             known = self._dictionary.catalog.index(move.index)
             nodes = known.placement[move.slice] if known and move.slice < len(known.placement) else []
             done = move.target in nodes and move.source not in nodes
-            if done or self._outdated(move, nodes):
+            if done or self._outdated(move, nodes, expected):
                 left.remove(at)
                 dropped += not done
                 continue
@@ -291,17 +292,11 @@ class Moves:
         self._dictionary.put(record)
         return out
 
-    def _outdated(self, move: Move, nodes: list[str]) -> bool:
+    def _outdated(self, move: Move, nodes: list[str], expected: set[str]) -> bool:
         """Whether a move makes no sense any more, or comes to nothing again and again."""
-        if move.source not in nodes or move.target in nodes or not self._expected(move.target):
+        if move.source not in nodes or move.target in nodes or move.target not in expected:
             return True
         return self._beginnings.failures((move.index, move.slice), move.target) >= ATTEMPTS
-
-    def _expected(self, node: str) -> bool:
-        """Whether a node may have slices, now or when it is heard again. (A new leader has heard none.)"""
-        catalog = self._dictionary.catalog
-        known = f"node/{node}" in catalog.records
-        return known and node not in catalog.drained() and not self._nodes.gone(node)
 
     # --- what there is --------------------------------------------------------------------------------------
 
@@ -320,6 +315,12 @@ class Moves:
     def _open_nodes(self) -> set[str]:
         """Live nodes that may have slices."""
         return set(self._nodes.live()) - self._dictionary.catalog.drained()
+
+    def _expected_nodes(self) -> set[str]:
+        """Nodes that may have slices, but for those that are not expected back. (One that is started again,
+        or that this leader has not heard yet, has its moves later.)"""
+        nodes = self._dictionary.catalog.nodes()
+        return {one.id for one in nodes if not one.drained_at and not self._nodes.gone(one.id)}
 
     def _held(self, node: str) -> Iterator[Slice]:
         """The slices of which a node has a copy that counts."""

@@ -312,3 +312,36 @@ def test_moves_that_have_not_begun_outlive_their_leader(monkeypatch: pytest.Monk
     assert moves(world).find(id_).left == [0, 1], "a node that is silent is waited for"
     world.go(2 * LIMITS.copy_after_ms)
     assert (moves(world).find(id_).state, moves(world).find(id_).dropped) == ("DONE", 2)
+
+
+def test_a_leader_that_has_heard_nobody_yet_leaves_no_move_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned(monkeypatch, *(Move(INDEX, number, "n1", "n2") for number in range(4)))
+    world = CopiesWorld([["n1"]] * 4, replicas=0, limits=LIMITS)
+    world.go(2_000)
+    id_ = rebalance(world)
+    world.go(1_000)
+    world.succeed()
+    world.go(1_000)
+    assert (moves(world).find(id_).left, moves(world).find(id_).dropped) == ([0, 1, 2, 3], 0)
+
+
+def test_a_target_that_is_silent_for_a_while_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned(monkeypatch, Move(INDEX, 0, "n1", "n2"))
+    world = serving([["n1"]])
+    world.nodes["n2"].up = False
+    world.go(5_000)
+    id_ = rebalance(world)
+    world.go(5_000)
+    assert moves(world).find(id_).state == "RUNNING"
+    world.nodes["n2"].up = True
+    world.go(2_000)
+    assert world.record().node == "n2"
+
+
+def test_a_target_that_is_not_expected_back_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned(monkeypatch, Move(INDEX, 0, "n1", "n2"))
+    world = serving([["n1"]])
+    world.nodes["n2"].up = False
+    id_ = rebalance(world)
+    world.go(LIMITS.copy_after_ms + 5_000)
+    assert (moves(world).find(id_).state, moves(world).find(id_).dropped) == ("DONE", 1)
