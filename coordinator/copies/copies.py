@@ -12,7 +12,8 @@ that what nodes say allows:
   it. So it is with those that are to take the place of others (`moving`);
 * one that is being filled counts from the write on that names it in the index and ends its `CopyRecord`; if
   it takes the place of another one, that leaves by the same write;
-* it is given up when its node says LOST or stays silent, and another one under a new id follows; when only
+* it is given up when its node says LOST or stays silent, and another one under a new id follows; when it is
+  not wanted any more, unless it is whole and none that counts serves: it may be all that is left. When only
   the copy that it is filled from is gone, another one is named. What it may need of the queue never rises;
 * where there are too many, one leaves, if another one holds what is published. What leaves is still read for
   a while (`leaving`).
@@ -121,7 +122,7 @@ class Copies:
             index = self._open(record.index, record.slice)
             out += self._follow(record, index, now) if index else []
         filled = self._filled()
-        for key in self._slices():
+        for key in dict.fromkeys((*self._slices(), *filled)):
             index = self._open(*key)
             out += self._take_out(index, key[1]) if index else []
             index = self._open(*key)
@@ -164,7 +165,7 @@ class Copies:
             return self._beginnings.give_up(record, f"its node says that it is lost ({status.reason})")
         if self._nodes.gone(record.node):
             return self._beginnings.give_up(record, self._silent(record.node))
-        if why := self.moves.unwanted(record, index):
+        if (why := self.moves.unwanted(record, index)) and self._reports.spare(record, index):
             return self._beginnings.give_up(record, why, level="info")
         if self._reports.caught_up(record, index):
             return self._count(record, index)
@@ -241,7 +242,9 @@ class Copies:
         extra = [record for record in filled if record.replaces not in nodes]
         wanted = index.definition.replicas + 1
         if extra and len(nodes) + len(extra) > wanted:
-            return self._beginnings.give_up(extra[-1], f"the slice is to have {wanted} copies", level="info")
+            spare = [record for record in extra if self._reports.spare(record, index)]
+            why = f"the slice is to have {wanted} copies"
+            return self._beginnings.give_up(spare[-1], why, level="info") if spare else []
         if len(nodes) <= wanted or key in self._nodes.lost:
             return []
         drained = self._dictionary.catalog.drained()

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from coordinator.builds.registry import BuildRegistry
+from coordinator.core.nodes import WHOLE
 from coordinator.stability.issuer import TimestampIssuer
 from keytide.catalog.copies import CopyRecord
 from keytide.catalog.records import IndexRecord
@@ -66,6 +67,14 @@ class CopyReports:
     def filled(self, record: CopyRecord) -> SliceStatus | None:
         """The same of one that is being filled."""
         return self.said(record.node, record.index, record.slice, record.id)
+
+    def spare(self, record: CopyRecord, index: IndexRecord) -> bool:
+        """Whether nothing is lost with a copy that is being filled: it has not all rows, or one that counts
+        serves."""
+        status = self.filled(record)
+        if status is not None and status.state not in WHOLE:
+            return True
+        return any(self.serves(index, record.slice, node) for node in index.placement[record.slice])
 
     def serves(self, index: IndexRecord, number: int, node: str) -> bool:
         """Whether a copy counts and serves."""

@@ -207,3 +207,26 @@ def test_a_slice_is_not_lost_while_the_copy_that_leaves_is_whole() -> None:
     world.lose("n2")
     world.beat("n2")
     assert world.leader.stability.nodes.lost != frozenset()
+
+
+def test_too_many_gives_up_nothing_whole_while_all_that_count_are_lost() -> None:
+    world = CopiesWorld([["n1"]], replicas=1)
+    world.go(2_000)
+    record = world.record()
+    world.fill(record, "CATCHUP")
+    world.go(1_000)
+    world.lose("n1")
+    world.go(500)
+    want(world, 0)
+    world.go(10_000)
+    assert world.records() == [record]
+    assert world.leader.builds.registry.all() == [], "nothing is rebuilt"
+
+
+def test_what_is_being_filled_is_given_up_where_one_copy_is_enough() -> None:
+    world = CopiesWorld([["n1"]], replicas=1)
+    world.go(2_000)
+    assert world.record().node == "n2"
+    want(world, 0)
+    world.go(500)
+    assert world.records() == []

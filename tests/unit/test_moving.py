@@ -345,3 +345,23 @@ def test_a_target_that_is_not_expected_back_is_not(monkeypatch: pytest.MonkeyPat
     id_ = rebalance(world)
     world.go(LIMITS.copy_after_ms + 5_000)
     assert (moves(world).find(id_).state, moves(world).find(id_).dropped) == ("DONE", 1)
+
+
+@pytest.mark.parametrize("how", ["undrained", "drained"])
+def test_a_whole_copy_is_kept_when_nothing_else_is_left(how: str) -> None:
+    world = serving([["n1"]])
+    drain(world, "n1")
+    world.go(500)
+    record = world.record()
+    world.fill(record, "CATCHUP")
+    world.go(1_000)
+    world.lose("n1")
+    if how == "undrained":
+        undrain(world, "n1")
+    else:
+        drain(world, record.node)
+    world.go(10_000)
+    assert world.leader.builds.registry.all() == [], "nothing is rebuilt"
+    world.nodes[record.node].copies[0].state = "LIVE"
+    world.go(3_000)
+    assert world.placement()[0] == record.node
