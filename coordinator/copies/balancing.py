@@ -15,6 +15,7 @@ of very different size may stay less even than they could be.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
@@ -27,6 +28,8 @@ TOLERANCE: Final = 10
 
 _Zone = tuple[str, str]
 """A zone, or the node that is one by itself."""
+_Worth = Callable[[int, int, int], int]
+"""Of what a node has, what another one has, and how much moves from that to this."""
 
 
 class PlannedNode(NamedTuple):
@@ -90,23 +93,29 @@ class _Planning:
         scale = len(nodes) * TOLERANCE
         self._weights = [(1 if empty else one.entries) * scale for one in self._slices]
         self._loads = dict.fromkeys(self._free, 0)
-        self._movable: dict[str, dict[int, None]] = {name: {} for name in self._free}
-        """Node -> slices whose copy on it may be moved."""
+        self._movable: dict[str, list[tuple[int, int, int]]] = {name: [] for name in self._free}
+        """Node -> (minus weight, bytes, slice) of copies on it that may be moved, in order."""
         self._touched: dict[int, None] = {}
         self._versions: Counter[str] = Counter()
         """Of a node: changes when a slice moves that it has, or had."""
-        self._going: dict[tuple[str, _Zone], tuple[int, list[int]]] = {}
         for number, one in enumerate(self._slices):
             for node in one.nodes:
                 if node in self._loads:
                     self._loads[node] += self._weights[number]
                     if one.movable:
-                        self._movable[node][number] = None
+                        self._movable[node].append(self._place(number))
+        for places in self._movable.values():
+            places.sort()
         self._set_mean()
 
     def moves(self) -> list[Move]:
         """Plan, and tell what came of it."""
-        while self._move_off() | self._part_zones() | self._level(self._nearer) | self._level(self._evener):
+        while (
+            self._move_off()
+            | self._part_zones()
+            | self._level(self._nearer, self._nearest)
+            | self._level(self._evener, self._evenest)
+        ):
             pass
         return [move for number in self._touched for move in self._told(number)]
 
@@ -141,18 +150,14 @@ class _Planning:
         zones = self._zones
         return [zones[node] for node in self._holders[number] if node != without and node in zones]
 
-    def _may_go(self, source: str, zone: _Zone) -> list[int]:
-        """The slices whose copy on a node may go to a zone: they are in as many zones as before then."""
-        version, slices = self._going.get((source, zone), (-1, []))
-        if version != self._versions[source]:
-            left = self._zones[source]
-            slices = []
-            for number in self._movable[source]:
-                others = () if zone == left else self._zones_of(number, source)
-                if zone not in others or left in others:
-                    slices.append(number)
-            self._going[source, zone] = self._versions[source], slices
-        return slices
+    def _may_go(self, number: int, source: str, zone: _Zone) -> bool:
+        """Whether a copy may go to a zone: its slice is in as many zones as before then."""
+        left = self._zones[source]
+        others = () if zone == left else self._zones_of(number, source)
+        return zone not in others or left in others
+
+    def _place(self, number: int) -> tuple[int, int, int]:
+        return -self._weights[number], self._slices[number].bytes, number
 
     def _move(self, number: int, source: str, target: str) -> None:
         size, before = self._slices[number].bytes, self._before[number]
@@ -160,11 +165,12 @@ class _Planning:
         holders[holders.index(source)] = target
         self._versions.update((source, *holders))
         self._touched[number] = None
-        self._movable[target][number] = None
+        insort(self._movable[target], self._place(number))
         self._loads[target] += self._weights[number]
         self._free[target] -= 0 if target in before else size
         if source in self._loads:
-            del self._movable[source][number]
+            places = self._movable[source]
+            del places[bisect_left(places, self._place(number))]
             self._loads[source] -= self._weights[number]
             self._free[source] += 0 if source in before else size
 
@@ -218,21 +224,22 @@ class _Planning:
 
     # --- what is worth it ---------------------------------------------------------------------------------
 
-    def _level(self, worth: Callable[[int, int, int], int]) -> bool:
+    def _level(self, worth: _Worth, most: _Worth) -> bool:
         """Move copies from nodes with more to nodes with less as long as it is worth it; whether one was.
 
         Args:
             worth: of moving so much, between two nodes that have so much; 0 for none.
+            most: that moving so much, or less, can be worth.
         """
         tried: dict[tuple[str, str], tuple[int, int]] = {}
         moved = False
-        while found := self._next(worth, tried):
+        while found := self._next(worth, most, tried):
             self._move(*found)
             moved = True
         return moved
 
     def _next(
-        self, worth: Callable[[int, int, int], int], tried: dict[tuple[str, str], tuple[int, int]]
+        self, worth: _Worth, most: _Worth, tried: dict[tuple[str, str], tuple[int, int]]
     ) -> tuple[int, str, str] | None:
         """The next move: slice, source, target.
 
@@ -251,25 +258,32 @@ class _Planning:
                 both = versions[source], versions[target]
                 if tried.get((source, target)) == both:
                     continue
-                number = self._best(source, target, worth)
+                number = self._best(source, target, worth, most)
                 if number is not None:
                     return number, source, target
                 tried[source, target] = both
         return None
 
-    def _best(self, source: str, target: str, worth: Callable[[int, int, int], int]) -> int | None:
-        """The slice whose copy to move from one node to another one."""
+    def _best(self, source: str, target: str, worth: _Worth, most: _Worth) -> int | None:
+        """The slice whose copy to move from one node to another one. The heaviest are looked at first, and
+        no more when those that are left cannot be worth as much."""
         has, got = self._loads[source], self._loads[target]
+        places, zone = self._movable[source], self._zones[target]
         best: tuple[int, int, int] | None = None
-        for number in self._may_go(source, self._zones[target]):
-            weight = self._weights[number]
-            if not 0 < weight < has - got or (value := worth(has, got, weight)) <= 0:
+        at = bisect_left(places, (got - has + 1,))
+        while at < len(places):
+            minus, size, number = places[at]
+            weight, at = -minus, at + 1
+            if weight <= 0 or (best is not None and most(has, got, weight) < best[0]):
+                break
+            if target in self._holders[number]:
                 continue
-            rank = value, -self._slices[number].bytes, -number
-            if best is not None and rank < best:
-                continue
-            if self._fits(number, target):
+            rank = worth(has, got, weight), -size, -number
+            if rank[0] > 0 and (best is None or rank > best):
+                if not (self._may_go(number, source, zone) and self._fits(number, target)):
+                    continue
                 best = rank
+            at = bisect_left(places, (minus + 1,), at)  # others as heavy are no better
         return None if best is None else -best[2]
 
     def _off(self, load: int) -> int:
@@ -283,6 +297,10 @@ class _Planning:
         nearer = self._off(has) + self._off(got) - after
         return nearer if after == 0 or nearer * TOLERANCE >= weight else 0
 
+    def _nearest(self, has: int, got: int, weight: int) -> int:
+        """The most that `_nearer` can be, of so much or less."""
+        return min(weight, self._off(has)) + min(weight, self._off(got))
+
     def _evener(self, has: int, got: int, weight: int) -> int:
         """How much more even two nodes become that come no nearer: where copies, or their zones, keep others
         from the mean. Nothing, where the one would have nearly as much then as the other has now."""
@@ -290,3 +308,8 @@ class _Planning:
             return 0
         farther = self._off(has - weight) + self._off(got + weight) - self._off(has) - self._off(got)
         return weight * (has - got - weight) if farther <= 0 else 0
+
+    def _evenest(self, has: int, got: int, weight: int) -> int:
+        """The most that `_evener` can be, of so much or less."""
+        between = has - got
+        return max(weight, between // 2) * between if 2 * weight > between else weight * (between - weight)

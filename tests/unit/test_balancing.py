@@ -153,3 +153,15 @@ def test_a_plan_of_many_is_quick() -> None:
     before = time.process_time()
     assert len(plan(slices, among, ROOM)) > 1000
     assert time.process_time() - before < 5, "seconds; it takes a fifth of one"
+
+
+def test_a_plan_of_many_on_each_node_is_quick() -> None:
+    among = nodes(*(f"n{number:02}" for number in range(20)))
+    slices = [
+        one(number, f"n{number % 10:02}", f"n{(number + 1 + number // 10 % 9) % 10:02}", entries=entries)
+        for number in range(8000)
+        for entries in (1000 + number * 7919 % 100_003,)
+    ]
+    before = time.process_time()
+    assert len(plan(slices, among, ROOM)) > 3000
+    assert time.process_time() - before < 3, "seconds, in which the leader does nothing else"
