@@ -23,7 +23,7 @@ from coordinator.core.instructions import Instruction, Note
 from coordinator.core.nodes import HeardNodes
 from keytide.catalog.copies import CopyRecord, Move, RebalanceRecord
 from keytide.catalog.records import IndexRecord, NodeRecord
-from keytide.errors import CallerError
+from keytide.errors import CallerError, RetryableError
 from keytide.model.hints import did_you_mean
 
 KEPT: Final = 10
@@ -86,16 +86,13 @@ class Moves:
         Raises:
             NoSuchNodeError: there is no node of that name.
             ConflictError: no other node is live that may have slices.
+            RetryableError: this leader has not heard all nodes yet.
         """
         record = self._node(node)
         if record.drained_at:
             return record, []
-        if not self._open_nodes() - {node}:
-            raise ConflictError(
-                f"no other indexer node is live that may have what {node} has",
-                problem_type="too-few-nodes",
-                next_step="start another one, or undrain one (`keytide node list`)",
-            )
+        if not self._heard_nodes() - {node}:
+            raise _too_few(f"no other indexer node is live that may have what {node} has")
         record = replace(record, drained_at=max(1, now))
         self._dictionary.put(record)
         text = f"node {node} is drained: its {self.copies_on(node)} copies of slices move to other nodes"
@@ -125,25 +122,33 @@ class Moves:
         )
 
     def plan(self) -> list[Move]:
-        """The moves that a rebalance would begin with now. Copies on nodes that are drained move without."""
-        catalog = self._dictionary.catalog
+        """The moves that a rebalance would begin with now. Copies on nodes that are drained move without;
+        slices with a copy on a node that is silent stay as they are, for it may come back.
+
+        Raises:
+            ConflictError: no node is live that may have slices.
+            RetryableError: this leader has not heard all nodes yet.
+        """
+        catalog, open_ = self._dictionary.catalog, self._heard_nodes()
+        if not open_:
+            raise _too_few("no indexer node is live that may have slices")
         records = {one.id: one for one in catalog.nodes()}
         nodes = [
             PlannedNode(name, records[name].zone if name in records else "", self._disk_free(name))
-            for name in sorted(self._open_nodes())
+            for name in sorted(open_)
         ]
         moving: dict[Slice, list[CopyRecord]] = {}
         for record in catalog.copies():
             moving.setdefault((record.index, record.slice), []).append(record)
         slices = [
-            self._planned(index, number, moving.get((index.id, number), []))
+            self._planned(index, number, moving.get((index.id, number), []), open_)
             for index in catalog.indexes()
             for number in range(len(index.placement))
         ]
         return plan(slices, nodes, self._room)
 
     def rebalance(self, now: int) -> tuple[RebalanceRecord, list[Instruction]]:
-        """Carry out what is planned now. Raises as `carry_out`."""
+        """Carry out what is planned now. Raises as `plan` and `carry_out`."""
         return self.carry_out(self.plan(), now)
 
     def carry_out(self, moves: list[Move], now: int) -> tuple[RebalanceRecord, list[Instruction]]:
@@ -312,9 +317,19 @@ class Moves:
             )
         return records[name]
 
-    def _open_nodes(self) -> set[str]:
-        """Live nodes that may have slices."""
-        return set(self._nodes.live()) - self._dictionary.catalog.drained()
+    def _heard_nodes(self) -> set[str]:
+        """Live nodes that may have slices.
+
+        Raises:
+            RetryableError: others may be live, and were not heard yet.
+        """
+        expected = self._expected_nodes()
+        if unheard := self._nodes.unheard(expected):
+            raise RetryableError(
+                f"this coordinator has begun to lead, and has not heard {', '.join(unheard)} yet",
+                next_step="try again in a few seconds",
+            )
+        return expected.intersection(self._nodes.live())
 
     def _expected_nodes(self) -> set[str]:
         """Nodes that may have slices, but for those that are not expected back. (One that is started again,
@@ -332,18 +347,27 @@ class Moves:
     def _disk_free(self, node: str) -> int:
         return self._nodes.by_id[node].heartbeat.disk_free
 
-    def _planned(self, index: IndexRecord, number: int, moving: list[CopyRecord]) -> PlannedSlice:
+    def _planned(
+        self, index: IndexRecord, number: int, moving: list[CopyRecord], open_: set[str]
+    ) -> PlannedSlice:
         """A slice as it will lie when what is under way is done."""
         nodes = list(index.placement[number])
         said = [self._reports.counted(index, number, node) for node in nodes]
         entries = max((one.entries for one in said if one is not None), default=0)
         size = max((one.bytes for one in said if one is not None), default=0)
-        drained = self._dictionary.catalog.drained()
         serves = any(self._reports.serves(index, number, node) for node in nodes)
-        movable = index.state == "READY" and serves and not moving and drained.isdisjoint(nodes)
+        movable = index.state == "READY" and serves and not moving and open_.issuperset(nodes)
         for record in moving:
             nodes = [one for one in nodes if one != record.replaces] + [record.node]
         return PlannedSlice(index.id, number, tuple(nodes), entries, size, movable)
+
+
+def _too_few(words: str) -> ConflictError:
+    return ConflictError(
+        words,
+        problem_type="too-few-nodes",
+        next_step="start another one, or undrain one (`keytide node list`)",
+    )
 
 
 def _over(record: RebalanceRecord, now: int, detail: str) -> RebalanceRecord:

@@ -166,6 +166,11 @@ class HeardNodes:
         """Ids of live nodes, sorted."""
         return list(self._live)
 
+    def unheard(self, nodes: Iterable[str]) -> list[str]:
+        """Those that were not heard in this term, which is not old enough to know that they are silent;
+        sorted."""
+        return sorted(one for one in nodes if self._unheard_count and one not in self.by_id)
+
     def gone(self, node: str) -> bool:
         """Whether a node has been silent for so long that it is not expected back."""
         return self._failure_detector.silence(node_subject(node)) > self._gone_ms

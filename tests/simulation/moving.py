@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from keytide.catalog.copies import Move
-from keytide.errors import CallerError
+from keytide.errors import CallerError, RetryableError
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -31,7 +31,7 @@ def move(world: World) -> None:
                 _, out = moves.undrain(node)
             case _:
                 out = [one for id_ in running for one in moves.cancel(id_, now)[1]]
-    except CallerError:
+    except (CallerError, RetryableError):
         world.seen["refused"] += 1
         return
     world.note("moves", what, node)

@@ -10,6 +10,7 @@ from msgspec import structs
 from coordinator.catalog.registry import ConflictError
 from coordinator.copies.moving import KEPT, Moves, NoSuchNodeError, NoSuchRebalanceError
 from keytide.catalog.copies import CopyRecord, Move, RebalanceRecord
+from keytide.errors import RetryableError
 from tests.unit.copies_world import INDEX, LIMITS, CopiesWorld
 
 PLAIN = replace(LIMITS, copies_per_node=100)
@@ -365,3 +366,26 @@ def test_a_whole_copy_is_kept_when_nothing_else_is_left(how: str) -> None:
     world.nodes[record.node].copies[0].state = "LIVE"
     world.go(3_000)
     assert world.placement()[0] == record.node
+
+
+def test_nothing_moves_off_a_node_that_is_silent_for_a_while() -> None:
+    world = serving([["n1", "n2"], ["n2", "n1"]])
+    world.nodes["n1"].up = False
+    world.go(5_000)
+    assert moves(world).plan() == []
+
+
+def test_nothing_is_planned_before_all_nodes_are_heard() -> None:
+    world = serving([["n1"], ["n1"]])
+    world.succeed()
+    for ask in (moves(world).plan, lambda: moves(world).drain("n1", world.now)):
+        with pytest.raises(RetryableError, match="has not heard n1, n2, n3 yet"):
+            ask()
+    world.go(1_000)
+    assert len(moves(world).plan()) == 1
+    for node in world.nodes.values():
+        node.up = False
+    world.succeed()
+    world.go(LIMITS.node_timeout_ms + 1_000)
+    with pytest.raises(ConflictError, match="no indexer node is live"):
+        moves(world).rebalance(world.now)
