@@ -133,11 +133,16 @@ class Choosing:
         """
         holders = {*index.copies_kept(number), *(one.node for one in self.filled.get((index.id, number), ()))}
         others = [node for node in self._load if node not in holders and purpose.target in ("", node)]
+        if not others and purpose.target:
+            away = "not live" if purpose.target not in self._nodes.live() else "to have no other copy of it"
+            return "", f"node {purpose.target}, which is {away}"
         if not others:
             beside = holders.union(node for node in self._drained if node in self._nodes.live())
             words = f"none is live beside {', '.join(sorted(beside))}"
             drained = sorted(beside & self._drained)
-            return "", f"another indexer node: {words}{_drained(drained)}; start one"
+            leaves = sorted(index.leaving.get(number, ()))
+            first = f"the copy that leaves node {' or '.join(leaves)} to be gone, or " if leaves else ""
+            return "", f"{first}another indexer node: {words}{_drained(drained)}; start one"
         roomy = [
             node
             for node in others

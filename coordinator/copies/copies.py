@@ -82,7 +82,12 @@ class Copies:
         )
         self._leaving = LeavingCopies(registry, self._nodes, self._reports, limits)
         self.moves = Moves(
-            registry, self._nodes, self._reports, self._beginnings, build_limits.node_disk_bytes
+            registry,
+            self._nodes,
+            self._reports,
+            self._beginnings,
+            self._leaving,
+            build_limits.node_disk_bytes,
         )
         self._checked_at = 0
         self._waited: dict[tuple[str, str], int] = {}

@@ -30,11 +30,15 @@ class LeavingCopies:
 
     Args:
         registry: whose dictionary is changed.
+
+    Attributes:
+        waiting: node -> what the first of the copies that leave it waits for, in words.
     """
 
     def __init__(
         self, registry: BuildRegistry, nodes: HeardNodes, reports: CopyReports, limits: StabilityLimits
     ) -> None:
+        self.waiting: dict[str, str] = {}
         self._dictionary = registry.dictionary
         self._registry = registry
         self._nodes = nodes
@@ -56,11 +60,14 @@ class LeavingCopies:
         ]
         self._ages = {one: self._ages.get(one, 0) + passed for one in found}
         out: list[Instruction] = []
+        self.waiting = {}
         for key, node in found:
             index = self._dictionary.catalog.index(key[0])
-            if index is None or index.state != "READY" or index.keyspace in self._registry.halted:
+            if index is None or index.state != "READY":
                 continue
-            if key[1] not in self._registry.half_rebuilt(index):
+            if index.keyspace in self._registry.halted:
+                self.waiting.setdefault(node, f"the history of {index.keyspace} to be examined")
+            elif key[1] not in self._registry.half_rebuilt(index):
                 out += self._step(index, key[1], node, self._ages[key, node])
         return out
 
@@ -73,7 +80,11 @@ class LeavingCopies:
             text = f"{self._words(index, number, node)} counts again: no other one that does is left"
             return [Note("warning", "copy-counts", index.name, text)]
         holder = self._reports.holder(index, number, index.placement[number])
+        slice_ = f"slice {number} of {index.name}"
         if holder is None:
+            others = " or ".join(index.placement[number])
+            words = f"a copy of {slice_} that holds what is published, on {others}, before this one goes"
+            self.waiting.setdefault(node, words)
             return []
         why = ""
         if lost or self._nodes.gone(node):
@@ -85,6 +96,10 @@ class LeavingCopies:
         elif not copy.acknowledged and self._known(index, number):
             self._put(acknowledged(index, number, node), number)
         if not why:
+            left_s = (self._limits.leave_after_ms - age) // 1000
+            setting = "(setting coordinator.leave_after_s)"
+            words = f"who still reads {slice_} there, for {left_s} s more at most {setting}"
+            self.waiting.setdefault(node, words)
             return []
         self._put(gone(index, number, node), number)
         text = f"{self._words(index, number, node)} is gone: {why}; node {holder} has what it had"

@@ -17,7 +17,8 @@ from coordinator.builds.registry import BuildRegistry
 from coordinator.catalog.registry import ConflictError
 from coordinator.copies.balancing import PlannedNode, PlannedSlice, plan
 from coordinator.copies.beginning import Beginnings
-from coordinator.copies.choosing import Choosing, Purpose
+from coordinator.copies.choosing import TURN, Choosing, Purpose
+from coordinator.copies.leaving import LeavingCopies
 from coordinator.copies.reports import CopyReports, Slice
 from coordinator.core.instructions import Instruction, Note
 from coordinator.core.nodes import HeardNodes
@@ -55,10 +56,12 @@ class Moves:
     Args:
         registry: whose dictionary is changed.
         beginnings: begins copies.
+        leaving: lets them go.
         room: bytes that stay free on a disk.
 
     Attributes:
         waiting: node that is drained -> what its next copies wait for, in words.
+        held_up: rebalance that is running -> what its next moves wait for, in words.
     """
 
     def __init__(
@@ -67,14 +70,17 @@ class Moves:
         nodes: HeardNodes,
         reports: CopyReports,
         beginnings: Beginnings,
+        leaving: LeavingCopies,
         room: int,
     ) -> None:
         self.waiting: dict[str, str] = {}
+        self.held_up: dict[str, str] = {}
         self._registry = registry
         self._dictionary = registry.dictionary
         self._nodes = nodes
         self._reports = reports
         self._beginnings = beginnings
+        self._leaving = leaving
         self._room = room
         self._emptied: set[str] = set()
 
@@ -148,7 +154,7 @@ class Moves:
         return plan(slices, nodes, self._room)
 
     def rebalance(self, now: int) -> tuple[RebalanceRecord, list[Instruction]]:
-        """Carry out what is planned now. Raises as `plan` and `carry_out`."""
+        """Carry out what is planned now. Raises as both."""
         return self.carry_out(self.plan(), now)
 
     def carry_out(self, moves: list[Move], now: int) -> tuple[RebalanceRecord, list[Instruction]]:
@@ -226,6 +232,7 @@ class Moves:
         """Begin the moves that are due, as many as may be at once."""
         catalog = self._dictionary.catalog
         drained, running = sorted(catalog.drained()), self._running()
+        self.held_up = {}
         self._emptied.intersection_update(drained)
         if not drained and not running:
             return []
@@ -246,23 +253,27 @@ class Moves:
             self._emptied.add(node)
             return [Note("info", "node-drained", node, f"node {node} has no slices any more")]
         out: list[Instruction] = []
+        rate = self._node(node).drain_rate
         for index_id, number in self._held(node):
             index = open_(index_id, number)
             if index is None:
-                why = "index {} to be READY, and its history to be examined"
-                known = self._dictionary.catalog.index(index_id)
-                self.waiting.setdefault(node, why.format(known.name if known else index_id))
+                _wait(self.waiting, node, self._beginnings.closed(index_id, number))
                 continue
-            mine = choosing.filled.get((index_id, number), ())
-            if any(one.replaces == node for one in mine) or self._nodes.gone(node):
+            slice_ = f"slice {number} of {index.name}"
+            if self._nodes.gone(node):
+                words = f"no other copy of {slice_} holds what is published"
+                _wait(self.waiting, node, f"node {node}, which is silent, to come back: {words}")
                 continue
             if len(index.placement[number]) > index.definition.replicas + 1:
-                continue  # it leaves without another one in its place
-            purpose = Purpose(node, rate=self._node(node).drain_rate)
-            words, begun = self._beginnings.begin(index, number, choosing, now, purpose)
-            if words:
-                self.waiting.setdefault(node, words)
+                # It leaves without another one in its place.
+                _wait(self.waiting, node, f"{slice_} to have no more copies than it is to have")
+                continue
+            if any(one.replaces == node for one in choosing.filled.get((index_id, number), ())):
+                continue
+            words, begun = self._beginnings.begin(index, number, choosing, now, Purpose(node, rate=rate))
+            _wait(self.waiting, node, words)
             out += begun
+        _wait(self.waiting, node, self._leaving.waiting.get(node, ""))
         return out
 
     def _go_on(self, record: RebalanceRecord, open_: Open, choosing: Choosing, now: int) -> list[Instruction]:
@@ -282,15 +293,18 @@ class Moves:
                 dropped += not done
                 continue
             index = open_(move.index, move.slice)
-            if index is not None:
-                purpose = Purpose(move.source, move.target, record.id, record.rate)
-                out += self._beginnings.begin(index, move.slice, choosing, now, purpose)[1]
+            if index is None:
+                _wait(self.held_up, record.id, self._beginnings.closed(move.index, move.slice))
+                continue
+            purpose = Purpose(move.source, move.target, record.id, record.rate)
+            words, begun = self._beginnings.begin(index, move.slice, choosing, now, purpose)
+            _wait(self.held_up, record.id, words)
+            out += begun
         if left == record.left:
             return out
         record = replace(record, left=left, dropped=dropped)
         if not left:
-            done_count = len(record.moves) - dropped
-            text = f"{done_count} of {len(record.moves)} copies have moved"
+            text = f"{len(record.moves) - dropped} of {len(record.moves)} copies have moved"
             text += f"; {dropped} have not, for what they were planned for has changed" if dropped else ""
             record = _over(record, now, text)
             out.append(Note("info", "rebalance-done", record.id, f"{record.id} is done: {text}"))
@@ -368,6 +382,12 @@ def _too_few(words: str) -> ConflictError:
         problem_type="too-few-nodes",
         next_step="start another one, or undrain one (`keytide node list`)",
     )
+
+
+def _wait(found: dict[str, str], who: str, words: str) -> None:
+    """Note what somebody waits for: of several things the first, but rather another one than its turn."""
+    if words and found.get(who, TURN) == TURN:
+        found[who] = words
 
 
 def _over(record: RebalanceRecord, now: int, detail: str) -> RebalanceRecord:

@@ -195,6 +195,7 @@ def rebalance(leader: Leader, record: RebalanceRecord, now: int) -> Document:
         eta = round(max(0, now - record.created_at) * (total - bytes_done) / bytes_done / 1000, 1)
     known = {one.id: one.name for one in catalog.indexes()}
     filled = [one for one in catalog.copies() if one.rebalance == record.id]
+    held_up = leader.copies.moves.held_up.get(record.id, "") if record.state == "RUNNING" else ""
     moved = f"{ended - record.dropped:,} of {len(record.moves):,} moves are done"
     dropped = f"{record.dropped:,} came to nothing" if record.dropped else ""
     return {
@@ -212,17 +213,21 @@ def rebalance(leader: Leader, record: RebalanceRecord, now: int) -> Document:
         "percent": round(percent, 1),
         "eta_s": eta,
         "detail": ", ".join(filter(None, (moved, dropped, record.detail))),
-        "waiting_for": waits_for(leader, "", (node for one in filled for node in (one.node, one.source))),
+        "waiting_for": waits_for(
+            leader, held_up, (node for one in filled for node in (one.node, one.source))
+        ),
     }
 
 
 def _under_way(leader: Leader, record: RebalanceRecord, now: int) -> dict[tuple[str, int, str], float]:
     """(index id, slice, target) of each copy that a rebalance fills now -> percent."""
-    catalog = leader.dictionary.catalog
-    indexes = [index for index in catalog.indexes() if any(one.index == index.id for one in record.moves)]
+    if record.state != "RUNNING":
+        return {}
+    of = {one.index for one in record.moves}
     return {
         (index.id, one.slice, one.node): progress(one, now)["percent"]
-        for index in (indexes if record.state == "RUNNING" else ())
+        for index in leader.dictionary.catalog.indexes()
+        if index.id in of
         for one in filling(leader, index)
         if one.record is not None and one.record.rebalance == record.id
     }

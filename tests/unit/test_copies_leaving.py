@@ -230,3 +230,13 @@ def test_what_is_being_filled_is_given_up_where_one_copy_is_enough() -> None:
     want(world, 0)
     world.go(500)
     assert world.records() == []
+
+
+def test_a_copy_that_leaves_is_waited_for_where_no_other_node_is_left() -> None:
+    world = wanting(0, count=2)
+    world.nodes["n2"].copies[0].leases = 1
+    world.go(2_000)
+    want(world, 1)
+    world.go(500)
+    (words,) = world.leader.copies.waiting.values()
+    assert words.startswith("the copy that leaves node n2 to be gone, or another indexer node: none is live")

@@ -189,6 +189,12 @@ def test_a_rebalance_is_a_job(world: CopyWorld, moves: MovesDouble) -> None:
         order(world, "cancel_job", id_)
 
 
+def test_a_rebalance_shows_what_it_waits_for(world: CopyWorld) -> None:
+    put_rebalance(world, [0, 1])
+    world.leader.copies.moves.held_up["r40"] = "room"
+    assert shown(world, "r40")["waiting_for"] == "room"
+
+
 def test_a_rebalance_is_as_far_as_the_bytes_that_have_moved(world: CopyWorld) -> None:
     put_rebalance(world, [1])
     world.now += 3_000

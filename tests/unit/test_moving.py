@@ -149,7 +149,7 @@ def test_a_drain_waits_for_builds_and_histories_that_are_examined() -> None:
     drain(world, "n1")
     world.leader.builds.registry.halted.add("people")
     world.go(1_000)
-    assert moves(world).waiting["n1"].startswith("index by_city to be READY")
+    assert moves(world).waiting["n1"] == "the history of people to be examined"
 
 
 def test_a_leader_that_takes_over_goes_on_with_a_drain() -> None:
