@@ -169,7 +169,7 @@ class Rebuilds:
         if last is not None and last.state not in FINAL:
             return False
         if self._nodes.has_whole(index.id, number):
-            return False  # a copy that is about to count
+            return False  # a copy that is about to count, or may come back and do so
         if (index.id, number) in self._nodes.lost:
             return True
         return (

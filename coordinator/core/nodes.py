@@ -85,6 +85,7 @@ class HeardNodes:
         self._counted: dict[Replica, str] = {}
         self._others: dict[Replica, str] = {}
         """Those that are named and do not count: that are being filled, or leave."""
+        self._leaving: dict[Replica, str] = {}
         self._beside: dict[tuple[str, int], list[tuple[str, str]]] = {}
         self._placed: dict[tuple[str, int], list[str]] = {}
         self._gone: frozenset[str] = frozenset()
@@ -109,12 +110,14 @@ class HeardNodes:
             for number, nodes in enumerate(index.placement)
             for node in nodes
         }
-        self._others = {(one.node, one.index, one.slice): one.id for one in catalog.copies()} | {
+        self._leaving = {
             (node, index.id, number): one.copy
             for index in catalog.indexes()
             for number, leaving in index.leaving.items()
             for node, one in leaving.items()
         }
+        filled = {(one.node, one.index, one.slice): one.id for one in catalog.copies()}
+        self._others = filled | self._leaving
         self._beside = {}
         for (node, index_id, number), copy in self._others.items():
             self._beside.setdefault((index_id, number), []).append((node, copy))
@@ -176,8 +179,8 @@ class HeardNodes:
         return self._failure_detector.silence(node_subject(node)) > self._gone_ms
 
     def _nodes(self) -> set[str]:
-        """All that copies which count are on."""
-        return {node for nodes in self._placed.values() for node in nodes}
+        """All that copies which count, or leave, are on."""
+        return {node for nodes in self._placed.values() for node in nodes} | {one[0] for one in self._leaving}
 
     def names(self, node: str, index: str, slice_number: int) -> bool:
         """Whether what a node says of a slice now is of a copy that the dictionary names. As long as it has
@@ -191,10 +194,14 @@ class HeardNodes:
 
     def has_whole(self, index: str, slice_number: int) -> bool:
         """Whether a copy of a slice that does not count, yet or any more, is on a live node and has all
-        rows."""
+        rows; or leaves, and is on a node that is silent and may come back."""
         for node, copy in self._beside.get((index, slice_number), ()):
             known = self.by_id.get(node)
-            status = known.slice(index, slice_number) if known and known.live else None
+            if known is None or not known.live:
+                if (node, index, slice_number) in self._leaving and not self.gone(node):
+                    return True
+                continue
+            status = known.slice(index, slice_number)
             if status is not None and status.copy == copy and status.state in WHOLE:
                 return True
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.builds.registry import BuildLimits
 from coordinator.core.events import BuildPrepared, SourceSampled
@@ -220,3 +221,38 @@ def test_nothing_is_filled_from_what_it_has_left(monkeypatch: pytest.MonkeyPatch
     world.go(3_000)
     assert world.records() == []
     assert world.placement() == ["n1", "n2"]
+
+
+def leaving_one(world: CopiesWorld) -> None:
+    """The copy on n2 leaves, and is still read; its node is silent, and the one that counts is lost."""
+    index = world.index("by_city")
+    world.leader.dictionary.put(replace(index, definition=replace(index.definition, replicas=0)))
+    world.nodes["n2"].copies[0].leases = 1
+    world.go(2_000)
+    assert (world.placement(), list(world.index("by_city").leaving[0])) == (["n1"], ["n2"])
+    world.nodes["n2"].up = False
+    world.go(5_000)
+    world.lose("n1")
+
+
+def test_not_while_a_copy_that_leaves_may_come_back() -> None:
+    world = serving()
+    leaving_one(world)
+    world.go(10_000)
+    assert rebuilds(world) == []
+    world.nodes["n2"].up = True
+    world.go(3_000)
+    assert (world.placement(), rebuilds(world)) == (["n2"], [])
+
+
+@pytest.mark.parametrize("how", ["lost", "silent"])
+def test_when_the_copy_that_leaves_does_not_come_back_either(how: str) -> None:
+    world = serving()
+    leaving_one(world)
+    if how == "lost":
+        world.lose("n2")
+        world.nodes["n2"].up = True
+        world.go(5_000)
+    else:
+        world.go(LIMITS.copy_after_ms + 5_000)
+    assert len(rebuilds(world)) == 1
