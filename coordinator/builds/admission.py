@@ -111,6 +111,9 @@ class BuildAdmission:
         incarnation = self._registry.incarnation(record.keyspace)
         if run.incarnation != incarnation or record.keyspace in self._registry.halted:
             return []  # what was sampled may be of a history that is over: the next tick prepares it again
+        drained = self._registry.dictionary.catalog.drained()
+        if not record.rebuild and not drained.isdisjoint(nodes_of(_slots(run.placement))):
+            return []  # meanwhile: the next tick places its slices anew
         if self._another_topic(record.keyspace, event):
             run.again_at = event.now + AGAIN_MS
             run.waiting_for = f"the end of what was built on the topic that {record.keyspace} was before"

@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 
 from coordinator.catalog.placement import TooFewNodesError, place
+from coordinator.core.instructions import PrepareBuild
 from coordinator.views import health, views
 from indexer.ingest import reports
 from indexer.scan.plan.directory import IndexDirectory
@@ -21,7 +22,7 @@ from keytide.wire.messages import NodeHeartbeat, decode
 from tests.unit.copies_world import INDEX as FILLED
 from tests.unit.copies_world import LIMITS, CopiesWorld
 from tests.unit.copy_world import CopyWorld
-from tests.unit.leader_world import World
+from tests.unit.leader_world import CREATE, World
 from tests.unit.scan_world import World as ScanWorld
 from tests.unit.test_scan_service import BY_CITY
 
@@ -74,6 +75,19 @@ def test_the_leader_remembers_it() -> None:
 
 
 # --- where builds place -------------------------------------------------------------------------------------
+
+
+def test_a_build_that_is_prepared_places_nothing_on_a_node_drained_meanwhile() -> None:
+    world = World()
+    world.node("n1", "n2")
+    world.sql(CREATE)
+    world.tick()
+    drain(world, "n1")
+    assert world.prepared("b8") == []
+    assert world.index("by_city").placement == []
+    assert [type(one) for one in world.tick()] == [PrepareBuild]
+    world.prepared("b8")
+    assert world.index("by_city").placement == [["n2"]] * 3
 
 
 def placed(nodes: str, replicas: int, zones: str, slices: int = 1, drained: str = "") -> list[str]:
