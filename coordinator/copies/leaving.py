@@ -3,8 +3,8 @@
 Theory of operation. A copy that leaves still answers pages whose tokens name it, and readers whose catalog is
 older. It is gone when
 
-* every node was heard to have read that it leaves (that is written down: from then on it gives no new
-  leases), and its node has said, having read that, that nobody reads from it and no lease is left;
+* every node was heard to have read that it leaves (that is written down: from then on it leases nothing that
+  nobody has leased), and its node has said, having read that, that nobody reads from it and no lease is left;
 * or its grace has ended, which is longer than a lease: who has been silent all the time holds up nobody;
 * or it has nothing any more, or its node is not expected back;
 

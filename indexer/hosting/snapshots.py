@@ -8,7 +8,8 @@ Every commit gives a `StoreSnapshot`. A ring keeps, by number:
 * the newest common one, which the leader has published: stable scans read it (R5);
 * what is newer than that, for a slower slice may work towards any of them (R5), up to a limit: beyond it
   those of lowest rank go first (`keytide.model.landmarks`), which slower slices are least likely to reach;
-* what a page token has leased, until the lease runs out (a slice that leaves gives no new ones);
+* what a page token has leased, until the lease runs out (a slice that leaves gives none of a snapshot that
+  nobody has leased: a token may be used by another client than it was given to);
 
 and, whatever its number, the newest commit, for scans of the tip. The rest is closed, once nobody reads it.
 The tip is shown from the first commit on whose number is not older than what is published: what a restart or
@@ -103,7 +104,7 @@ class SnapshotRing:
                 self._drop_unkept(now)
 
     def leave(self, leaves: bool) -> None:
-        """Whether leases are given only to those who have one of the same snapshot (R42)."""
+        """Whether leases are given only of snapshots that somebody has leased (R42)."""
         with self._lock:
             self._leaves = leaves
 
@@ -198,7 +199,7 @@ class SnapshotRing:
         kept."""
         with self._lock:
             kept = self._numbered.get(number)
-            if kept is None or self._damage or (self._leaves and holder not in kept.leases):
+            if kept is None or self._damage or (self._leaves and not kept.leases):
                 return False
             leased = sum(1 for one in self._numbered.values() if one.leases)
             if not kept.leases and leased >= LEASED_LIMIT:

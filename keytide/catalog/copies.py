@@ -15,7 +15,8 @@ class LeavingCopy(msgspec.Struct, frozen=True):
 
     Attributes:
         copy: its id, "" of one that a build has filled.
-        acknowledged: all endpoints were heard to have read that it leaves; it gives no new leases.
+        acknowledged: all endpoints were heard to have read that it leaves; it leases nothing that nobody has
+            leased.
     """
 
     copy: str = ""
