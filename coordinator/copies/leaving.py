@@ -14,6 +14,8 @@ counts again.
 
 from __future__ import annotations
 
+from typing import Final
+
 from coordinator.builds.registry import BuildRegistry
 from coordinator.copies.naming import acknowledged, counting_again, gone
 from coordinator.copies.reports import CopyReports, Slice
@@ -23,6 +25,9 @@ from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.copies import LeavingCopy
 from keytide.catalog.records import IndexRecord
 from keytide.wire.messages import SliceStatus
+
+READERS: Final = "who still reads "
+"""Begins what a copy waits for that leaves and has all it needs to go but this."""
 
 
 class LeavingCopies:
@@ -98,7 +103,7 @@ class LeavingCopies:
         if not why:
             left_s = (self._limits.leave_after_ms - age) // 1000
             setting = "(setting coordinator.leave_after_s)"
-            words = f"who still reads {slice_} there, for {left_s} s more at most {setting}"
+            words = f"{READERS}{slice_} there, for {left_s} s more at most {setting}"
             self.waiting.setdefault(node, words)
             return []
         self._put(gone(index, number, node), number)

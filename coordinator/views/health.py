@@ -12,6 +12,7 @@ from functools import partial
 
 from coordinator.builds.registry import FINAL
 from coordinator.copies.choosing import TURN
+from coordinator.copies.leaving import READERS
 from coordinator.core.nodes import node_subject
 from coordinator.jobs.registry import DRAIN
 from coordinator.leader import Leader
@@ -174,7 +175,7 @@ def _nodes(leader: Leader) -> Iterator[Reason]:
             continue  # (it may go, or has gone)
         if drain == "draining" and (waits := leader.copies.moves.waiting.get(name)):
             yield say(
-                "ok" if waits == TURN else "degraded",
+                "ok" if waits == TURN or waits.startswith(READERS) else "degraded",
                 f"it is being drained, and copies are still on it: the next waits for {waits}",
                 f"see `keytide job show {DRAIN}{name}`; `keytide node undrain {name}` gives it up",
             )

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from coordinator.catalog.registry import ConflictError
 from coordinator.copies.choosing import TURN
+from coordinator.copies.leaving import READERS
 from coordinator.copies.moving import NoSuchNodeError
 from coordinator.http import metrics
 from coordinator.jobs.registry import NoSuchJobError
@@ -147,7 +148,10 @@ def test_a_node_that_is_drained_and_gone_worries_nobody(world: CopyWorld, moves:
     assert reasons(world) == [one]
 
 
-@pytest.mark.parametrize(("waits", "status"), [(TURN, "ok"), ("room on a disk", "degraded")])
+@pytest.mark.parametrize(
+    ("waits", "status"),
+    [(TURN, "ok"), (f"{READERS}slice 0 there", "ok"), ("room on a disk", "degraded")],
+)
 def test_a_drain_that_waits_is_told(world: CopyWorld, moves: MovesDouble, waits: str, status: str) -> None:
     moves.on["n1"] = 2
     order(world, "drain", "n1")
