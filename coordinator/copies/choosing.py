@@ -97,6 +97,10 @@ class Choosing:
             self._busy.update((record.node, record.source))
             self._promised[record.node] += size
 
+    def busy(self, node: str) -> bool:
+        """Whether a node takes part in as many fillings as it may."""
+        return self._busy[node] >= self._at_once
+
     def source(self, index: IndexRecord, number: int) -> tuple[Source | None, str]:
         """What to fill a copy of a slice from; what has to be waited for, in words, when there is none."""
         found: list[tuple[bool, int, Source]] = []
@@ -132,7 +136,8 @@ class Choosing:
             preferred: the node that has lost it, "" for none.
         """
         holders = {*index.copies_kept(number), *(one.node for one in self.filled.get((index.id, number), ()))}
-        others = [node for node in self._load if node not in holders and purpose.target in ("", node)]
+        there = self._load.keys() & {purpose.target} if purpose.target else self._load
+        others = [node for node in there if node not in holders]
         if not others and purpose.target:
             away = "not live" if purpose.target not in self._nodes.live() else "to have no other copy of it"
             return "", f"node {purpose.target}, which is {away}"
@@ -157,7 +162,7 @@ class Choosing:
         apart = [node for node in roomy if self._zones[node] not in taken]
         if all(failures.get(node) for node in apart):
             apart = roomy
-        free = [node for node in apart if self._busy[node] < self._at_once]
+        free = [node for node in apart if not self.busy(node)]
         if not free:
             return "", TURN
         return min(free, key=lambda n: (failures.get(n, 0), n != preferred, self._load[n], n)), ""

@@ -296,6 +296,9 @@ class Moves:
             if index is None:
                 _wait(self.held_up, record.id, self._beginnings.closed(move.index, move.slice))
                 continue
+            if choosing.busy(move.target):  # so most are: there may be thousands, and each look costs time
+                _wait(self.held_up, record.id, TURN)
+                continue
             purpose = Purpose(move.source, move.target, record.id, record.rate)
             words, begun = self._beginnings.begin(index, move.slice, choosing, now, purpose)
             _wait(self.held_up, record.id, words)
