@@ -31,6 +31,8 @@ KEPT: Final = 10
 """Rebalances that are over and still shown."""
 ATTEMPTS: Final = 3
 """A move of a rebalance that has come to nothing so often is left out: the next one plans anew."""
+WRITTEN: Final = 100
+"""About so often a rebalance is written while it goes on: with all its moves it may be large."""
 
 Open = Callable[[str, int], IndexRecord | None]
 """The index of a slice whose copies may be changed now."""
@@ -303,8 +305,8 @@ class Moves:
             words, begun = self._beginnings.begin(index, move.slice, choosing, now, purpose)
             _wait(self.held_up, record.id, words)
             out += begun
-        if left == record.left:
-            return out
+        if left and (len(record.left) - len(left)) * WRITTEN < len(record.moves):
+            return out  # what is done is seen of the placement, too
         record = replace(record, left=left, dropped=dropped)
         if not left:
             text = f"{len(record.moves) - dropped} of {len(record.moves)} copies have moved"

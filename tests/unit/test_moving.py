@@ -223,6 +223,18 @@ def test_as_many_at_once_as_the_setting_says(monkeypatch: pytest.MonkeyPatch) ->
     assert [one.slice for one in world.records()] == [0, 1]
 
 
+def test_a_long_rebalance_is_not_written_anew_for_each_of_its_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned(monkeypatch, *(Move(INDEX, number, "n1", "n2") for number in range(210)))
+    world = serving([["n1"]] * 210)
+    id_ = rebalance(world)
+    world.go(500)
+    for done, left in ((1, 210), (2, 210), (3, 207)):
+        world.fill(world.records()[0])
+        world.go(2_000)
+        assert world.index("by_city").placement.count(["n2"]) == done
+        assert len(moves(world).find(id_).left) == left
+
+
 def test_moves_that_make_no_sense_any_more_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = Move("by_city-0", 0, "n1", "n2")
     there, away = Move(INDEX, 0, "n1", "n2"), Move(INDEX, 1, "n3", "n1")
