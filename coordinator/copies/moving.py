@@ -100,7 +100,7 @@ class Moves:
         if record.drained_at:
             return record, []
         if not self._heard_nodes() - {node}:
-            raise _too_few(f"no other indexer node is live that may have what {node} has")
+            raise _too_few("other ")
         record = replace(record, drained_at=max(1, now))
         self._dictionary.put(record)
         text = f"node {node} is drained: its {self.copies_on(node)} copies of slices move to other nodes"
@@ -139,7 +139,7 @@ class Moves:
         """
         catalog, open_ = self._dictionary.catalog, self._heard_nodes()
         if not open_:
-            raise _too_few("no indexer node is live that may have slices")
+            raise _too_few()
         records = {one.id: one for one in catalog.nodes()}
         nodes = [
             PlannedNode(name, records[name].zone if name in records else "", self._disk_free(name))
@@ -381,9 +381,9 @@ class Moves:
         return PlannedSlice(index.id, number, tuple(nodes), entries, size, movable)
 
 
-def _too_few(words: str) -> ConflictError:
+def _too_few(other: str = "") -> ConflictError:
     return ConflictError(
-        words,
+        f"no {other}indexer node is live that may have slices",
         problem_type="too-few-nodes",
         next_step="start another one, or undrain one (`keytide node list`)",
     )
