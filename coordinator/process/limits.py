@@ -25,7 +25,8 @@ def limits_of(settings: Settings) -> tuple[StabilityLimits, BuildLimits]:
             reserve=core.reserve,
             copies_per_node=core.copies_per_node,
             copy_after_ms=core.copy_after_s * 1000,
-            leave_after_ms=core.leave_after_s * 1000,
+            # (Leases run a tenth longer than is promised.)
+            leave_after_ms=max(core.leave_after_s * 1000, settings.scan.lease_s * 1100),
             newest_held=settings.indexer.snapshots_kept,
         ),
         BuildLimits(

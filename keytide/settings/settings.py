@@ -230,7 +230,7 @@ class CoordinatorSettings(Section):
         900,
         ge=1,
         description="a copy whose slice was moved goes when nobody reads from it any more, and after so long "
-        "at the latest; keep it longer than scan.lease_s",
+        "at the latest, but not before a page token that was given last has run out (scan.lease_s)",
     )
     node_timeout_ms: int = Field(
         3_000, description="a node without a heartbeat for this long is not live and leaves pacing"
