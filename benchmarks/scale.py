@@ -73,7 +73,7 @@ PROJECTORS_EACH: Final = 5
 """Of a keyspace."""
 REPORT_MS, BEAT_MS, SAMPLE_MS = 250, 500, 1_000
 SECONDS: Final = 4
-"""Of simulated time that are measured, behind as many in which all has begun."""
+"""Of simulated time that are measured, once all has begun."""
 TENFOLD: Final = 10
 
 
@@ -92,11 +92,13 @@ class _Cluster:
         for record in self._records(indexes, slices, load):
             catalog.put(record_key(record), record)
             self._count("metadata", encode_record(record), "start")
-        self._held: dict[str, list[tuple[str, str, int]]] = defaultdict(list)
+        self._held: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        self._of_keyspace: dict[str, dict[str, list[tuple[str, int]]]] = defaultdict(dict)
         for index in catalog.indexes():
             for number, holders in enumerate(index.placement):
                 for node in holders:
-                    self._held[node].append((index.keyspace, index.id, number))
+                    self._held[node].append((index.id, number))
+                    self._of_keyspace[index.keyspace].setdefault(node, []).append((index.id, number))
         self._due: list[tuple[int, StabilityTimestamp, int]] = []
         self._number = self._offset = 0
         self._place = 1_000
@@ -156,10 +158,8 @@ class _Cluster:
     def _acknowledge(self) -> None:
         while self._due and self._due[0][0] <= self.now:
             _, stamp, number = self._due.pop(0)
-            for node in self._nodes:
-                slices = [(index, n) for keyspace, index, n in self._held[node] if keyspace == stamp.keyspace]
-                if slices:
-                    self._say("reports", Acknowledged(node, stamp.keyspace, 0, number, slices))
+            for node, slices in self._of_keyspace[stamp.keyspace].items():
+                self._say("reports", Acknowledged(node, stamp.keyspace, 0, number, slices))
 
     def _progress(self, keyspace: str, projector: int) -> Progress:
         mine = range(projector, self._each, PROJECTORS_EACH)
@@ -200,7 +200,7 @@ class _Cluster:
                 foreign_partition_ids=0,
                 queue_horizon=self._place - 100,
             )
-            for _, index, number in self._held[node]
+            for index, number in self._held[node]
         ]
         return NodeHeartbeat(
             node, f"http://{node}:8093", 1, self.now, statuses, 1 << 30, 1 << 40, self._metadata
@@ -265,8 +265,8 @@ def scale(
         before = _resident()
         # Ten times as many nodes and indexes; keyspaces are as large as before.
         cluster = _Cluster(partitions * factor, keyspaces * factor, indexes * factor, slices, nodes * factor)
-        seconds = SECONDS if factor == 1 else SECONDS / TENFOLD
-        cluster.run(max(seconds, 1.5))
+        seconds = SECONDS / factor
+        cluster.run(1.5)
         cluster.forget()
         cluster.run(seconds)
         name = "" if factor == 1 else "tenfold_"

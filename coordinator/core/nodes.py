@@ -70,8 +70,8 @@ class HeardNodes:
     Attributes:
         by_id: all of them.
         lost: (index id, slice) of which every copy that counts is LOST, or on a node that is not expected
-            back; one at least is LOST on a live node. Not while one that does not count, yet or any more, is
-            whole: it is about to (R41, R43).
+            back; one at least is LOST on a live node. Not while one that leaves is whole, for it is about to
+            count again (R43): it would lack what is published without it.
         version: changes whenever `counts` or `lost` says something else of somebody.
     """
 
@@ -195,14 +195,13 @@ class HeardNodes:
     def has_whole(self, index: str, slice_number: int) -> bool:
         """Whether a copy of a slice that does not count, yet or any more, is on a live node and has all
         rows; or leaves, and is on a node that is silent and may come back."""
-        for node, copy in self._beside.get((index, slice_number), ()):
+        key = index, slice_number
+        for node, copy in self._beside.get(key, ()):
             known = self.by_id.get(node)
-            if known is None or not known.live:
-                if (node, index, slice_number) in self._leaving and not self.gone(node):
-                    return True
-                continue
-            status = known.slice(index, slice_number)
-            if status is not None and status.copy == copy and status.state in WHOLE:
+            silent = known is None or not known.live
+            if self._is_whole(node, key, copy) or (
+                silent and (node, *key) in self._leaving and not self.gone(node)
+            ):
                 return True
         return False
 
@@ -270,7 +269,16 @@ class HeardNodes:
             return False
         if len(said) + sum(node in self._gone for node in self._placed[key]) < len(self._placed[key]):
             return False
-        return not self.has_whole(*key)
+        return not any(
+            (node, *key) in self._leaving and self._is_whole(node, key, copy)
+            for node, copy in self._beside.get(key, ())
+        )
+
+    def _is_whole(self, node: str, key: tuple[str, int], copy: str) -> bool:
+        """Whether a copy is on a live node, and has all rows."""
+        known = self.by_id.get(node)
+        status = known.slice(*key) if known and known.live else None
+        return status is not None and status.copy == copy and status.state in WHOLE
 
     def said(self, index: str, slice_number: int) -> list[SliceStatus]:
         """What live nodes say of the copies of a slice that count, in the order of their names."""

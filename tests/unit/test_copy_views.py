@@ -186,6 +186,7 @@ def test_a_copy_is_a_job(says: dict[str, Any], state: str, percent: float, doing
         "part_of": None,
         "rows_done": says.get("rows"),
         "rows_total": says.get("rows_total") or None,
+        "rate": None,
     }
 
 
