@@ -91,7 +91,6 @@ KILLERS: Final[dict[str, tuple[int, str]]] = {
     "rebuild_from_the_end": (0, "Stuck"),
     "never_rebuild": (0, "Stuck"),
     "never_examine": (0, "Stuck"),
-    "stamp_while_examined": (1560, "Stable"),
     "take_any_table": (26, "Untorn"),
     "put_rows_over_records": (10, "Untorn"),
     "tell_at_once": (8, "Unique"),

@@ -12,7 +12,6 @@ from coordinator.builds.completion import BuildCompletion
 from coordinator.queues import trimming
 from coordinator.rollback import rollback
 from coordinator.stability import topic_confirmation as confirming
-from coordinator.stability.issuer import TimestampIssuer
 from indexer.hosting.snapshots import SnapshotRing
 from indexer.scan.plan import directory
 from indexer.slice.core import SliceCore
@@ -235,8 +234,3 @@ def never_rebuild(patches: Patches) -> None:
 def never_examine(patches: Patches) -> None:
     patches.put(rollback.Rollbacks, "_suspect", lambda self, *_, **__: [])
     patches.put(rollback.Rollbacks, "_reported", lambda self, *_: [])
-
-
-@mutant("R31", "timestamps go on while a history is examined", faults=LOST)
-def stamp_while_examined(patches: Patches) -> None:
-    patches.put(TimestampIssuer, "halt", lambda self, keyspace: None)

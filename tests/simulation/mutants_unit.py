@@ -25,6 +25,7 @@ from coordinator.builds.retirement import Retirement
 from coordinator.core.events import BuildPrepared, SourceSampled
 from coordinator.core.nodes import HeardNodes
 from coordinator.stability import bounds
+from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.projector_lag import Lateness, LatenessWatch
 from coordinator.stability.publishing import Publishing
 from coordinator.stability.stream import StabilityStream
@@ -64,6 +65,7 @@ from tests.unit import (
     test_builds,
     test_coordinator_bounds,
     test_coordinator_core,
+    test_coordinator_rollback,
     test_repair_rounds,
     test_repair_slice,
     test_scan_copies,
@@ -128,6 +130,16 @@ def unit_mutant(
         return plant
 
     return add
+
+
+@unit_mutant(
+    "R31",
+    "timestamps go on while a history is examined",
+    "each is confirmed by a look at the log first, so that one history in some thousands shows it",
+    test_coordinator_rollback.test_a_projectors_word_halts_timestamps_and_has_the_history_examined,
+)
+def stamp_while_examined(patches: Patches) -> None:
+    patches.put(TimestampIssuer, "halt", lambda self, keyspace: None)
 
 
 @unit_mutant(
