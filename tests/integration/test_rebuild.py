@@ -25,7 +25,8 @@ from tests.integration.world import World, Writer, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(900)]
 
-RETENTION_S = 10
+RETENTION_S = 20
+"""A node that is killed and started again is back within it, also on a busy machine."""
 SETTINGS = {
     "KEYTIDE_BUILD__BATCH_DOCUMENTS": "5000",
     "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
