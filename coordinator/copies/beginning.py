@@ -117,15 +117,6 @@ class Beginnings:
         text = f"{self.words(record)} is given up: {why}"
         return [Note(level, "copy-given-up", self.name(record.index), text)]
 
-    def closed(self, index_id: str, number: int) -> str:
-        """What a slice waits for whose copies may not be changed now, in words."""
-        index = self._dictionary.catalog.index(index_id)
-        if index is None or index.state != "READY":
-            return f"index {index.name if index else index_id} to be READY"
-        if index.keyspace in self._registry.halted:
-            return f"the history of {index.keyspace} to be examined"
-        return f"slice {number} of {index.name} to be rebuilt"
-
     def words(self, record: CopyRecord) -> str:
         """A copy, in words."""
         return f"copy {record.id} of slice {record.slice} of {self.name(record.index)} on node {record.node}"

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from coordinator.catalog.placement import counts
-from coordinator.copies.reports import CopyReports, Slice
+from coordinator.copies.reports import CopyReports
 from coordinator.core.nodes import WHOLE, HeardNodes
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.copies import CopyRecord
@@ -76,7 +76,7 @@ class Choosing:
         self._reports = reports
         self._at_once = at_once
         self._room = room
-        self.filled: dict[Slice, list[CopyRecord]] = {}
+        self.filled = catalog.copies_of_slices()
         self._drained = catalog.drained()
         self._zones = catalog.zones()
         self._load = counts((one for one in nodes.live() if one not in self._drained), catalog.indexes())
@@ -85,11 +85,15 @@ class Choosing:
         for record in catalog.copies():
             index = catalog.index(record.index)
             status = reports.counted(index, record.slice, record.source) if index else None
-            self.begun(record, status.bytes if status else 0)
+            self._take_part(record, status.bytes if status else 0)
 
     def begun(self, record: CopyRecord, size: int) -> None:
         """A copy is being filled, which takes `size` bytes."""
         self.filled.setdefault((record.index, record.slice), []).append(record)
+        self._take_part(record, size)
+
+    def _take_part(self, record: CopyRecord, size: int) -> None:
+        """Both its nodes have to do with it."""
         if record.node in self._load:
             self._load[record.node] += 1
         status = self._reports.filled(record)

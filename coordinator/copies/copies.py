@@ -124,17 +124,17 @@ class Copies:
         out: list[Instruction] = []
         self.waiting = {}
         for record in self._dictionary.catalog.copies():
-            index = self._open(record.index, record.slice)
+            index = self._reports.open(record.index, record.slice)
             out += self._follow(record, index, now) if index else []
-        filled = self._filled()
+        filled = self._dictionary.catalog.copies_of_slices()
         for key in dict.fromkeys((*self._slices(), *filled)):
-            index = self._open(*key)
+            index = self._reports.open(*key)
             out += self._take_out(index, key[1]) if index else []
-            index = self._open(*key)
+            index = self._reports.open(*key)
             out += self._too_many(index, key[1], filled.get(key, [])) if index else []
         out += self._leaving.look(now)
         out += self._fill_up(now)
-        out += self.moves.begin(self._open, now)
+        out += self.moves.begin(now)
         return [*out, *self._tell(now)]
 
     def _slices(self) -> list[Slice]:
@@ -146,21 +146,7 @@ class Copies:
             if index.definition.replicas or len(nodes) > 1
         ]
 
-    def _open(self, id_: str, number: int) -> IndexRecord | None:
-        """The index of a slice whose copies may be changed now."""
-        index = self._dictionary.catalog.index(id_)
-        if index is None or index.state != "READY" or index.keyspace in self._registry.halted:
-            return None
-        return None if number in self._registry.half_rebuilt(index) else index
-
     # --- copies that are being filled -----------------------------------------------------------------------
-
-    def _filled(self) -> dict[Slice, list[CopyRecord]]:
-        """Those of each slice, the oldest first."""
-        found: dict[Slice, list[CopyRecord]] = {}
-        for record in sorted(self._dictionary.catalog.copies(), key=lambda one: (len(one.id), one.id)):
-            found.setdefault((record.index, record.slice), []).append(record)
-        return found
 
     def _follow(self, record: CopyRecord, index: IndexRecord, now: int) -> list[Instruction]:
         """The next step of a copy that is being filled."""
@@ -220,13 +206,8 @@ class Copies:
             lost = status is not None and status.state == "LOST"
             if not lost and not self._nodes.gone(node):
                 continue
-            others = [one for one in nodes if one != node]
-            holder = self._reports.holder(index, number, others)
+            holder = self._holder(index, number, node, "is replaced")
             if holder is None:
-                self.waiting[key] = (
-                    f"a copy that holds what is published, on {' or '.join(others)}, before the one on node "
-                    f"{node} is replaced"
-                )
                 continue
             self._dictionary.put(without(index, number, node))
             self._reports.changed(*key)
@@ -258,12 +239,7 @@ class Copies:
             for place, one in enumerate(nodes)
         }
         node = min(order, key=lambda one: order[one])
-        others = [one for one in nodes if one != node]
-        if self._reports.holder(index, number, others) is None:
-            where = " or ".join(others)
-            self.waiting[key] = (
-                f"a copy that holds what is published, on {where}, before the one on node {node} leaves"
-            )
+        if self._holder(index, number, node, "leaves") is None:
             return []
         self._dictionary.put(leaving(index, number, node))
         self._reports.changed(*key)
@@ -273,13 +249,25 @@ class Copies:
         )
         return [Note("info", "copy-leaves", index.name, text)]
 
+    def _holder(self, index: IndexRecord, number: int, node: str, what: str) -> str | None:
+        """A node, other than this one, whose copy of a slice holds what is published (R43). `what` waits for
+        that when there is none, in words."""
+        others = [one for one in index.placement[number] if one != node]
+        holder = self._reports.holder(index, number, others)
+        if holder is None:
+            self.waiting[index.id, number] = (
+                f"a copy that holds what is published, on {' or '.join(others)}, before the one on node "
+                f"{node} {what}"
+            )
+        return holder
+
     def _fill_up(self, now: int) -> list[Instruction]:
         """Begin copies where there are too few."""
-        filled = self._filled()
+        filled = self._dictionary.catalog.copies_of_slices()
         out: list[Instruction] = []
         choosing: Choosing | None = None
         for key in self._slices():
-            index = self._open(*key)
+            index = self._reports.open(*key)
             if index is None or key in self._nodes.lost:
                 continue
             nodes, mine = index.placement[key[1]], filled.get(key, [])

@@ -45,7 +45,6 @@ class LeavingCopies:
     ) -> None:
         self.waiting: dict[str, str] = {}
         self._dictionary = registry.dictionary
-        self._registry = registry
         self._nodes = nodes
         self._reports = reports
         self._limits = limits
@@ -67,12 +66,10 @@ class LeavingCopies:
         out: list[Instruction] = []
         self.waiting = {}
         for key, node in found:
-            index = self._dictionary.catalog.index(key[0])
-            if index is None or index.state != "READY":
-                continue
-            if index.keyspace in self._registry.halted:
-                self.waiting.setdefault(node, f"the history of {index.keyspace} to be examined")
-            elif key[1] not in self._registry.half_rebuilt(index):
+            index = self._reports.open(*key)
+            if index is None:
+                self.waiting.setdefault(node, self._reports.closed(*key))
+            else:
                 out += self._step(index, key[1], node, self._ages[key, node])
         return out
 

@@ -8,7 +8,7 @@ So a leader that takes over goes on with both. A move whose reason is gone is gi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec.structs import replace
@@ -33,9 +33,6 @@ ATTEMPTS: Final = 3
 """A move of a rebalance that has come to nothing so often is left out: the next one plans anew."""
 WRITTEN: Final = 100
 """About so often a rebalance is written while it goes on: with all its moves it may be large."""
-
-Open = Callable[[str, int], IndexRecord | None]
-"""The index of a slice whose copies may be changed now."""
 
 
 class NoSuchNodeError(CallerError):
@@ -140,14 +137,12 @@ class Moves:
         catalog, open_ = self._dictionary.catalog, self._heard_nodes()
         if not open_:
             raise _too_few()
-        records = {one.id: one for one in catalog.nodes()}
         nodes = [
-            PlannedNode(name, records[name].zone if name in records else "", self._disk_free(name))
-            for name in sorted(open_)
+            PlannedNode(one.id, one.zone, self._nodes.by_id[one.id].heartbeat.disk_free)
+            for one in catalog.nodes()
+            if one.id in open_
         ]
-        moving: dict[Slice, list[CopyRecord]] = {}
-        for record in catalog.copies():
-            moving.setdefault((record.index, record.slice), []).append(record)
+        moving = catalog.copies_of_slices()
         slices = [
             self._planned(index, number, moving.get((index.id, number), []), open_)
             for index in catalog.indexes()
@@ -230,7 +225,7 @@ class Moves:
         running = {one.id for one in self._running()}
         return "" if record.rebalance in running else "it is not to be moved any more"
 
-    def begin(self, open_: Open, now: int) -> list[Instruction]:
+    def begin(self, now: int) -> list[Instruction]:
         """Begin the moves that are due, as many as may be at once."""
         catalog = self._dictionary.catalog
         drained, running = sorted(catalog.drained()), self._running()
@@ -241,12 +236,12 @@ class Moves:
         choosing = self._beginnings.choosing()
         out: list[Instruction] = []
         for node in drained:
-            out += self._drain(node, open_, choosing, now)
+            out += self._drain(node, choosing, now)
         for rebalance in running:
-            out += self._go_on(rebalance, open_, choosing, now)
+            out += self._go_on(rebalance, choosing, now)
         return out
 
-    def _drain(self, node: str, open_: Open, choosing: Choosing, now: int) -> list[Instruction]:
+    def _drain(self, node: str, choosing: Choosing, now: int) -> list[Instruction]:
         """Move the copies on a node."""
         self.waiting.pop(node, None)
         if not self.copies_on(node):
@@ -257,9 +252,9 @@ class Moves:
         out: list[Instruction] = []
         rate = self._node(node).drain_rate
         for index_id, number in self._held(node):
-            index = open_(index_id, number)
+            index = self._reports.open(index_id, number)
             if index is None:
-                _wait(self.waiting, node, self._beginnings.closed(index_id, number))
+                _wait(self.waiting, node, self._reports.closed(index_id, number))
                 continue
             slice_ = f"slice {number} of {index.name}"
             if self._nodes.gone(node):
@@ -278,7 +273,7 @@ class Moves:
         _wait(self.waiting, node, self._leaving.waiting.get(node, ""))
         return out
 
-    def _go_on(self, record: RebalanceRecord, open_: Open, choosing: Choosing, now: int) -> list[Instruction]:
+    def _go_on(self, record: RebalanceRecord, choosing: Choosing, now: int) -> list[Instruction]:
         """The next moves of a rebalance."""
         out: list[Instruction] = []
         left, dropped = list(record.left), record.dropped
@@ -294,9 +289,9 @@ class Moves:
                 left.remove(at)
                 dropped += not done
                 continue
-            index = open_(move.index, move.slice)
+            index = self._reports.open(move.index, move.slice)
             if index is None:
-                _wait(self.held_up, record.id, self._beginnings.closed(move.index, move.slice))
+                _wait(self.held_up, record.id, self._reports.closed(move.index, move.slice))
                 continue
             if choosing.busy(move.target):  # so most are: there may be thousands, and each look costs time
                 _wait(self.held_up, record.id, TURN)
@@ -328,13 +323,14 @@ class Moves:
         return [one for one in self._dictionary.catalog.rebalances() if one.state == "RUNNING"]
 
     def _node(self, name: str) -> NodeRecord:
-        records = {one.id: one for one in self._dictionary.catalog.nodes()}
-        if name not in records:
+        known = self._dictionary.catalog.records.get(f"node/{name}")
+        if not isinstance(known, NodeRecord):
+            names = [one.id for one in self._dictionary.catalog.nodes()]
             raise NoSuchNodeError(
                 f"there is no indexer node {name!r}",
-                next_step=did_you_mean(name, records, "`keytide node list` shows them"),
+                next_step=did_you_mean(name, names, "`keytide node list` shows them"),
             )
-        return records[name]
+        return known
 
     def _heard_nodes(self) -> set[str]:
         """Live nodes that may have slices.
@@ -362,9 +358,6 @@ class Moves:
             for number, nodes in enumerate(index.placement):
                 if node in nodes:
                     yield index.id, number
-
-    def _disk_free(self, node: str) -> int:
-        return self._nodes.by_id[node].heartbeat.disk_free
 
     def _planned(
         self, index: IndexRecord, number: int, moving: list[CopyRecord], open_: set[str]

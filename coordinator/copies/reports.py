@@ -54,6 +54,22 @@ class CopyReports:
             del self._ordered[key]
             self._since[key] = end
 
+    def closed(self, index_id: str, number: int) -> str:
+        """What has to be waited for before the copies of a slice may be changed, in words; "" when they
+        may."""
+        index = self._dictionary.catalog.index(index_id)
+        if index is None or index.state != "READY":
+            return f"index {index.name if index else index_id} to be READY"
+        if index.keyspace in self._registry.halted:
+            return f"the history of {index.keyspace} to be examined"
+        if number in self._registry.half_rebuilt(index):
+            return f"slice {number} of {index.name} to be rebuilt"
+        return ""
+
+    def open(self, index_id: str, number: int) -> IndexRecord | None:
+        """The index of a slice whose copies may be changed now."""
+        return None if self.closed(index_id, number) else self._dictionary.catalog.index(index_id)
+
     def said(self, node: str, index: str, number: int, copy: str) -> SliceStatus | None:
         """The newest word of a node on its copy of a slice; None when it has said nothing of that one."""
         known = self._nodes.by_id.get(node)

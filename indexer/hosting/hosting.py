@@ -249,7 +249,7 @@ class Hosting:
             runner = None
         if runner is not None:
             runner.rolled_back(history, now)
-            runner.ring.leave(placed.leaving is not None and placed.leaving.acknowledged)
+            runner.ring.leave(placed.left_by_all)
             if runner.core.applied.building and key not in self._fillable:
                 runner.lose(f"build {placed.build} ended without it", now)
             return
@@ -268,7 +268,7 @@ class Hosting:
             log.error("slice %s/%d is lost: %s", *key, error)
             return
         self._broken.pop(key, None)
-        runner.ring.leave(placed.leaving is not None and placed.leaving.acknowledged)
+        runner.ring.leave(placed.left_by_all)
         self.runners[key] = runner
         self._copies[key] = placed.copy
         self._changed()

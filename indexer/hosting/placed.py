@@ -36,6 +36,11 @@ class Placed(NamedTuple):
         return self.record.state in _RUNS
 
     @property
+    def left_by_all(self) -> bool:
+        """Whether it leaves, and everybody knows: no new leases are given."""
+        return self.leaving is not None and self.leaving.acknowledged
+
+    @property
     def keeps(self) -> bool:
         """Whether what is on the disk stays."""
         return self.record.state in _KEEPS

@@ -134,6 +134,13 @@ class Catalog:
         """All copies of slices that are being filled."""
         return self._all(CopyRecord)
 
+    def copies_of_slices(self) -> dict[tuple[str, int], list[CopyRecord]]:
+        """(index id, slice) -> its copies that are being filled, the oldest first."""
+        found: dict[tuple[str, int], list[CopyRecord]] = {}
+        for record in sorted(self.copies(), key=lambda one: (len(one.id), one.id)):
+            found.setdefault((record.index, record.slice), []).append(record)
+        return found
+
     def rebalances(self) -> list[RebalanceRecord]:
         """All that were begun and are still remembered, oldest first."""
         return sorted(self._all(RebalanceRecord), key=lambda one: one.created_at)
