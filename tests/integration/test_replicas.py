@@ -16,6 +16,7 @@ import pytest
 
 from deploy.cluster import LocalCluster
 from keytide.catalog.records import IndexRecord
+from keytide.client import Page
 from keytide.errors import KeytideError, RetryableError
 from keytide.kafka.topics import CatalogReader
 from keytide.settings.settings import load_settings
@@ -227,12 +228,21 @@ def test_a_node_is_drained_and_gets_its_part_again(world: World) -> None:
     """Killed, or standing still, meanwhile: the leader, and who gets the copies. A page that was open before
     goes on to its end."""
     node, builds = "node-3", _builds(world)
+    _spread(world)
     with Writer(world.bootstrap, TOPIC, 13, _order, per_second=300), Readers(world, range(2)) as readers:
-        with world.client(0) as client:
-            page = client.page(INDEX, limit=50, timeout_ms=60_000)
-            rows, snapshot = len(page.rows), page.snapshot
+        with world.client(2) as client:  # which reads its own copies: they stay until the page has been read
             job = world.admin.call("POST", f"/v1/nodes/{node}/drain")
-            wait_for(lambda: _leaves(world, node), "a copy leaves", 120)
+            opened: list[Page] = []
+
+            def leaves() -> bool:
+                opened[:] = [client.page(INDEX, limit=50, timeout_ms=60_000)]
+                shown = _job(world, job["id"])
+                assert shown["state"] == "RUNNING", shown
+                return _leaves(world, node)
+
+            wait_for(leaves, "a copy leaves", 120)
+            (page,) = opened
+            rows, snapshot = len(page.rows), page.snapshot
             world.cluster.kill("coordinator")
             world.cluster.restart("coordinator")
             while page.page is not None:
@@ -263,6 +273,16 @@ def test_a_node_is_drained_and_gets_its_part_again(world: World) -> None:
     assert [sum(_name(place) in nodes for nodes in found) for place in range(3)] == [2, 2, 2]
     assert _builds(world) == builds, "without Spark"
     _check_at_end(world)
+
+
+def _spread(world: World) -> None:
+    """Each node has two slices, and nothing is done about copies."""
+    wait_for(lambda: [len(nodes) for nodes in _copies(world)] == [2] * SLICES, "two copies of each", 120)
+    job = world.admin.call("POST", "/v1/rebalance")
+    wait_for(lambda: _job(world, job["id"])["state"] == "DONE", "slices are spread", 180)
+    wait_for(lambda: not _record(world).leaving, "who leaves is gone", 120)
+    found = _copies(world)
+    assert [sum(_name(place) in nodes for nodes in found) for place in range(3)] == [2, 2, 2], found
 
 
 def _leaves(world: World, node: str) -> bool:
