@@ -31,6 +31,7 @@ from coordinator.core.events import (
 )
 from coordinator.core.instructions import Instruction, Note
 from coordinator.core.source_status import SourceStatus
+from coordinator.layouts.layouts import Layouts
 from coordinator.queues.trimming import Trimmer
 from coordinator.rollback.rollback import Rollbacks
 from coordinator.stability.bounds import Bounds
@@ -70,6 +71,7 @@ class Leader:
         self.build_limits = build_limits
         self.rebuilds = Rebuilds(self.builds, self.stability.nodes, build_limits)
         self.copies = Copies(self.builds.registry, self.stability, limits, build_limits)
+        self.layouts = Layouts(self.builds, self.stability, limits)
         self.trimmer = Trimmer(self.builds, self.stability, limits)
         self._retirement = Retirement(self.dictionary)
         self._lateness = LatenessWatch()
@@ -115,6 +117,7 @@ class Leader:
         out += self.jobs.handle(event)
         out += self.builds.handle(event, self.stability.nodes.live())
         out += self.copies.handle(event)
+        out += self.layouts.handle(event)
         return self._settle(out, event.now)
 
     @property

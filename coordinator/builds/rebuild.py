@@ -144,7 +144,7 @@ class Rebuilds:
         wanted: dict[tuple[str, str], dict[Slice, BuildRecord | None]] = {}
         since: dict[Slice, int] = {}
         for index in self._registry.dictionary.catalog.indexes():
-            if index.state != "READY" or index.keyspace in self._registry.halted:
+            if index.state != "READY" or index.replaced_by or index.keyspace in self._registry.halted:
                 continue
             for number in range(index.slices):
                 key = (index.id, number)

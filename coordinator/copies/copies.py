@@ -268,7 +268,7 @@ class Copies:
         choosing: Choosing | None = None
         for key in self._slices():
             index = self._reports.open(*key)
-            if index is None or key in self._nodes.lost:
+            if index is None or index.replaced_by or key in self._nodes.lost:
                 continue
             nodes, mine = index.placement[key[1]], filled.get(key, [])
             if len(nodes) + sum(one.replaces not in nodes for one in mine) > index.definition.replicas:

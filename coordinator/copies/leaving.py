@@ -95,7 +95,7 @@ class LeavingCopies:
             why = f"its {self._limits.leave_after_ms // 1000} s are over (setting coordinator.leave_after_s)"
         elif self._unused(index, number, node, copy, status):
             why = "nobody reads from it any more"
-        elif not copy.acknowledged and self._known(index, number):
+        elif not copy.acknowledged and self._reports.known(index.id, number):
             self._put(acknowledged(index, number, node), number)
         if not why:
             left_s = (self._limits.leave_after_ms - age) // 1000
@@ -119,13 +119,6 @@ class LeavingCopies:
             self._nodes.gone(one)
             or ((said := self._reports.counted(index, number, one)) is not None and said.state == "LOST")
             for one in index.placement[number]
-        )
-
-    def _known(self, index: IndexRecord, number: int) -> bool:
-        """Whether everybody has read that a copy leaves."""
-        names = {one.id for one in self._dictionary.catalog.nodes()} | self._nodes.by_id.keys()
-        return all(
-            self._reports.has_read(one, index.id, number) for one in names if not self._nodes.gone(one)
         )
 
     def _unused(

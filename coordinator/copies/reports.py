@@ -116,6 +116,17 @@ class CopyReports:
             return False
         return known.heartbeat.catalog_offset >= self._since.get(key, self._began)
 
+    def known(self, index: str, number: int) -> bool:
+        """Whether everybody who is expected back has read it."""
+        names = {one.id for one in self._dictionary.catalog.nodes()} | self._nodes.by_id.keys()
+        return all(self.has_read(one, index, number) for one in names if not self._nodes.gone(one))
+
+    def shows(self, index: IndexRecord, other: IndexRecord) -> bool:
+        """Whether what is published of an index is as new as anything that may be of another one."""
+        published = self._stability.streams[index.keyspace].published.get(index.id, -1)
+        newest = self._newest(other)
+        return published >= 0 and newest is not None and (other.state != "READY" or published >= newest)
+
     def caught_up(self, record: CopyRecord, index: IndexRecord) -> bool:
         """Whether a copy that is being filled may count (R41): it serves, and holds the newest published
         number; where nobody waits for a copy that counts (R37), any number at or past that. If another one

@@ -148,7 +148,7 @@ def _add_indexes(app: FastAPI, access: LeaderAccess) -> None:
     @app.get("/v1/indexes", tags=["indexes"], summary="All indexes")
     async def indexes() -> Any:
         return await access.look(
-            lambda leader, now: [views.index(leader, one, now) for one in leader.dictionary.catalog.indexes()]
+            lambda leader, now: [views.index(leader, one, now) for one in leader.dictionary.catalog.listed()]
         )
 
     @app.get("/v1/indexes/{name}", tags=["indexes"], summary="One index")

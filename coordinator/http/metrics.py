@@ -99,17 +99,18 @@ def _states(leader: Leader, now: int) -> list[Family]:
     for name, document in views.stability(leader, now)["keyspaces"].items():
         if document["issuing"] and document["staleness_ms"] is not None:
             staleness.add_metric([name], document["staleness_ms"] / 1000)
+    names = leader.dictionary.catalog.shown_names()
     for record in leader.dictionary.catalog.indexes():
         document = views.index(leader, record, now)
-        indexes.add_metric([record.name, document["state"]], 1)
-        skipped.add_metric([record.name], document["skipped"])
+        indexes.add_metric([names[record.id], document["state"]], 1)
+        skipped.add_metric([names[record.id]], document["skipped"])
         if document["unique"]:
-            violations.add_metric([record.name], document["violations"])
+            violations.add_metric([names[record.id]], document["violations"])
         states = Counter(status.state if status else "UNHEARD" for status in slice_statuses(leader, record))
         for state, count in sorted(states.items()):
-            slices.add_metric([record.name, state], count)
+            slices.add_metric([names[record.id], state], count)
         for kind, family in copies.items():
-            family.add_metric([record.name], document["copies"][kind])
+            family.add_metric([names[record.id]], document["copies"][kind])
     for node in views.nodes(leader, now):
         if node["disk_free"] is not None:
             free.add_metric([node["id"]], node["disk_free"])
@@ -155,15 +156,16 @@ def _families(leader: Leader, now: int) -> list[Family]:
     catalog = leader.dictionary.catalog
     moves = sum(len(one.left) for one in catalog.rebalances() if one.state == "RUNNING")
     rollbacks = sum(len(catalog.rollbacks(keyspace.name)) for keyspace in catalog.keyspaces())
+    names = catalog.shown_names()
     for record in catalog.indexes():
         if record.state != "READY":
             continue
-        lost.add_metric([record.name], len(lost_slices(leader, record)))
+        lost.add_metric([names[record.id]], len(lost_slices(leader, record)))
         if record.verification:
-            verified.add_metric([record.name], record.verified_at / 1000)
+            verified.add_metric([names[record.id]], record.verified_at / 1000)
             job = leader.jobs.find(record.verification)
             for kind, count in sorted(job.counts.items()) if job is not None else ():
-                differences.add_metric([record.name, kind], count)
+                differences.add_metric([names[record.id], kind], count)
     for build in leader.builds.registry.all():
         document = views.build(leader, build, now)
         percent.add_metric([build.id], document["percent"])

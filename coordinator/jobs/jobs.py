@@ -237,7 +237,8 @@ class Jobs(JobRegistry):
         waiting = [one for one in self.all() if one.state not in FINAL]
         if not interval or len(waiting) >= self._limits.waiting or any(not one.build for one in waiting):
             return
-        ready = [index for index in self.dictionary.catalog.indexes() if index.state == "READY"]
+        catalog = self.dictionary.catalog
+        ready = [one for one in catalog.indexes() if one.state == "READY" and catalog.bears_name(one)]
         oldest = min(ready, key=lambda index: (self._tried_at(index), index.id), default=None)
         if oldest is not None and now - self._tried_at(oldest) >= interval:
             self.request("verify", [oldest], now)

@@ -1,4 +1,5 @@
-"""ALTER INDEX name SET (replicas=N), and RENAME TO: whether it can be done, and what follows. Pure.
+"""ALTER INDEX name SET (replicas=N), RENAME TO, and other slices of an index that is not built: whether it
+can be done, and what follows. Pure.
 
 Theory of operation. The definition says how many copies of each slice there are to be; the statement writes
 it anew, and the leader does the rest at its next look (`coordinator.copies`): are there fewer of a slice, it
@@ -27,20 +28,57 @@ from coordinator.statements.names import check_name, taken
 from keytide.catalog.records import IndexRecord
 from keytide.definition.index import IndexDefinition
 from keytide.definition.normal import normal_statement
+from keytide.errors import CallerError
 
 
-def set_replicas(builds: Builds, name: str, replicas: int) -> tuple[str, IndexRecord, list[Instruction]]:
+def set_slices(
+    builds: Builds, index: IndexRecord, slices: int, replicas: int | None
+) -> tuple[str, IndexRecord, list[Instruction]]:
+    """Have an index that is not built yet get so many slices (and, if that is said, copies).
+
+    Returns:
+        As `set_replicas`.
+
+    Raises:
+        ConflictError: it is built now.
+        CallerError: its splits say how many slices it has.
+    """
+    _check_state(builds, index)
+    check_splits(index, slices)
+    members = {"slices": slices} | ({} if replicas is None else {"replicas": replicas})
+    index = replace(index, definition=altered(index.definition, **members))
+    builds.registry.dictionary.put(index)
+    text = f"index {index.name} is to have {slices} slices: its next build makes them"
+    return text, index, [Note("info", "index-altered", index.name, text)]
+
+
+def check_splits(index: IndexRecord, slices: int) -> None:
+    """See that an index may have so many slices.
+
+    Raises:
+        CallerError: its splits say how many it has.
+    """
+    if index.definition.given_splits and slices != index.slices:
+        raise CallerError(
+            f"index {index.name} has {index.slices} slices by its SPLIT AT",
+            status=422,
+            problem_type="index-not-alterable",
+            next_step="CREATE OR REPLACE INDEX with other splits, or without SPLIT AT: its build finds some",
+        )
+
+
+def set_replicas(
+    builds: Builds, index: IndexRecord, replicas: int
+) -> tuple[str, IndexRecord, list[Instruction]]:
     """Have an index get, or keep, so many copies of each slice beside the first.
 
     Returns:
         What was done, in words; the index as it is now; what is to be told.
 
     Raises:
-        NoSuchIndexError: there is none of that name.
-        ConflictError: it is built now, has failed, or is being dropped.
+        ConflictError: it is built now, or has failed.
     """
-    dictionary = builds.registry.dictionary
-    index = _named(dictionary, name)
+    dictionary, name = builds.registry.dictionary, index.name
     _check_state(builds, index)
     if index.definition.replicas == replicas:
         return f"index {name} has replicas={replicas} already, nothing is done", index, []
@@ -63,15 +101,16 @@ def rename(dictionary: Dictionary, name: str, new_name: str) -> tuple[str, Index
         ConflictError: it is being dropped, or another one has the new name.
         CallerError: queues cannot be named after it.
     """
-    index = _named(dictionary, name)
+    index = named(dictionary, name)
     if new_name == name:
         return f"index {name} has that name already, nothing is done", index, []
     other = dictionary.catalog.index_by_name(new_name)
     if other is not None:
         raise taken(other)
     check_name(dictionary.topics, new_name)
-    index = replace(index, definition=altered(index.definition, name=new_name))
-    dictionary.put(index)
+    for one in dictionary.catalog.layouts(name):
+        dictionary.put(replace(one, definition=altered(one.definition, name=new_name)))
+    index = dictionary.catalog.index(index.id) or index
     text = f"index {name} is {new_name} from now on"
     return text, index, [Note("info", "index-renamed", new_name, text)]
 
@@ -82,8 +121,13 @@ def altered(definition: IndexDefinition, **members: Any) -> IndexDefinition:
     return replace(definition, statement=normal_statement(definition))
 
 
-def _named(dictionary: Dictionary, name: str) -> IndexRecord:
-    """The index of that name, unless it is being dropped."""
+def named(dictionary: Dictionary, name: str) -> IndexRecord:
+    """The index of that name.
+
+    Raises:
+        NoSuchIndexError: there is none.
+        ConflictError: it is being dropped.
+    """
     if dictionary.catalog.index_by_name(name) is None:
         for index in dictionary.catalog.indexes():
             if index.name == name and index.state == "DROPPING":

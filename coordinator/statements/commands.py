@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from coordinator.builds.builds import Builds
 from coordinator.builds.pausing import BY_OPERATOR
 from coordinator.builds.registry import FINAL
-from coordinator.builds.retirement import retire
 from coordinator.builds.table_origins import refused
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.catalog.registry import ConflictError
@@ -23,10 +22,13 @@ from coordinator.core.instructions import Instruction, Note
 from coordinator.core.source_status import SourceStatus
 from coordinator.jobs.registry import DRAIN
 from coordinator.jobs.registry import FINAL as JOB_FINAL
-from coordinator.statements.altering import altered, rename, set_replicas
+from coordinator.layouts.dropping import drop
+from coordinator.statements.altering import altered, named, rename, set_replicas, set_slices
 from coordinator.statements.copy_rates import drain_of, set_rate
+from coordinator.statements.keyspaces import take_keyspace
 from coordinator.statements.names import check_name, taken
-from keytide.catalog.records import BuildRecord, IndexRecord, JobKind, KeyspaceRecord
+from coordinator.statements.replacing import check_no_layout, like_before, new_layout, same, with_slices
+from keytide.catalog.records import BuildRecord, IndexRecord, JobKind
 from keytide.catalog.table_origin import TableOrigin
 from keytide.definition.index import IndexDefinition
 from keytide.definition.statement import (
@@ -38,13 +40,6 @@ from keytide.definition.statement import (
     Statement,
 )
 from keytide.errors import CallerError
-
-
-class NoSuchKeyspaceError(CallerError):
-    """The source topic does not exist, or is none."""
-
-    problem_type = "keyspace-not-found"
-    status = 404
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +102,17 @@ class Commands:
             source: of the keyspace, looked up just now (CREATE INDEX needs it).
         """
         match statement:
-            case CreateIndex(definition, if_not_exists, says_replicas):
+            case CreateIndex(definition, if_not_exists, said, or_replace):
                 if source is None:
                     raise ValueError("CREATE INDEX needs its source")
-                if self._default_replicas and not says_replicas:
+                old = self._dictionary.catalog.index_by_name(definition.name) if or_replace else None
+                if old is not None:
+                    return self._replace(old, like_before(definition, said, old.definition), now)
+                if self._default_replicas and "replicas" not in said:
                     definition = altered(definition, replicas=self._default_replicas)
                 return self.create(definition, if_not_exists, source, now)
-            case AlterIndex(name, replicas):
-                text, index, notes = set_replicas(self._builds, name, replicas)
-                return self._done(now, text, index, out=notes)
+            case AlterIndex(name, replicas, slices):
+                return self._alter(name, replicas, slices, now)
             case RenameIndex(name, new_name):
                 text, index, notes = rename(self._dictionary, name, new_name)
                 return self._done(now, text, index, out=notes)
@@ -140,7 +137,7 @@ class Commands:
                 return self._done(now, f"index {definition.name} exists, nothing is done", existing)
             raise taken(existing)
         check_name(self._dictionary.topics, definition.name)
-        self._take_keyspace(definition.keyspace, source)
+        take_keyspace(self._dictionary, definition.keyspace, source)
         index = IndexRecord(
             id=f"{definition.name}-{self._dictionary.number()}",
             definition=definition,
@@ -159,32 +156,32 @@ class Commands:
         text = f"index {index.name} is defined; build {build.id} begins"
         return self._done(now, text, self._dictionary.catalog.index(index.id), build, out=[note])
 
-    def _take_keyspace(self, name: str, source: SourceStatus) -> None:
-        """See that the topic can be a keyspace, and that the dictionary knows it."""
-        topics = self._dictionary.topics
-        own = (topics.metadata, topics.control, topics.reports)
-        if name in own or name.startswith((topics.mutations(""), f"{topics.cluster}.backfill.")):
-            raise NoSuchKeyspaceError(
-                f"{name} is a topic of Keytide's own", next_step="name a topic that holds your documents"
-            )
-        if not source.exists:
-            raise NoSuchKeyspaceError(
-                f"there is no topic {name!r}; an index needs the topic that holds its documents",
-                next_step=(f"Did you mean {source.meant}? Else " if source.meant else "")
-                + f"create it: kafka-topics.sh --create --topic {name} --partitions N",
-            )
-        known = self._dictionary.catalog.keyspace(name)
-        if known is None:
-            self._dictionary.put(KeyspaceRecord(name, source.topic_id, source.partitions, version=0))
-        elif known.topic_id != source.topic_id:
-            others = [index.name for index in self._dictionary.catalog.indexes(name) if index.version]
-            if others:
-                raise ConflictError(
-                    f"topic {name} was deleted and made anew; {', '.join(others)} belong to the old one",
-                    problem_type="topic-recreated",
-                    next_step="they begin anew with the new topic in a moment; then try again",
-                )
-            self._dictionary.put(replace(known, topic_id=source.topic_id, partitions=source.partitions))
+    def _replace(self, old: IndexRecord, definition: IndexDefinition, now: int) -> CommandResult:
+        """CREATE OR REPLACE INDEX of one that there is. Raises as `new_layout`."""
+        name, wanted = old.name, definition.replicas
+        if old.state == "READY" and same(
+            replace(definition, replicas=old.definition.replicas), old.definition
+        ):
+            check_no_layout(self._builds, old)
+            if wanted != old.definition.replicas:
+                return self._alter(name, wanted, None, now)
+            return self._done(now, f"index {name} has this definition already, nothing is done", old)
+        text, index, build, out = new_layout(self._builds, old, definition, now)
+        return self._done(now, text, index, build, out=out)
+
+    def _alter(self, name: str, replicas: int | None, slices: int | None, now: int) -> CommandResult:
+        """ALTER INDEX name SET. Raises as `set_replicas`, `set_slices`, `with_slices`."""
+        old = named(self._dictionary, name)
+        check_no_layout(self._builds, old)
+        if slices is None or slices == old.slices:
+            wanted = old.definition.replicas if replicas is None else replicas
+            text, index, out = set_replicas(self._builds, old, wanted)
+            return self._done(now, text, index, out=out)
+        if old.state not in ("READY", "FAILED"):
+            text, index, out = set_slices(self._builds, old, slices, replicas)
+            return self._done(now, text, index, out=out)
+        text, index, build, out = with_slices(self._builds, old, slices, replicas, now)
+        return self._done(now, text, index, build, out=out)
 
     def drop(self, name: str, now: int, if_exists: bool = False) -> CommandResult:
         """DROP INDEX: out of service at once; its topics go when the projectors have let go of it.
@@ -195,15 +192,12 @@ class Commands:
         if if_exists and self._dictionary.catalog.index_by_name(name) is None:
             return self._done(now, f"there is no index {name}, nothing is done")
         index = self._dictionary.index_named(name)
-        left = self._builds.registry.active(index)
-        out, wanted = self._builds.leave(index, now)
-        index = self._dictionary.catalog.index(index.id) or index
-        out = [*out, *retire(self._dictionary, index, "DROPPING")]
+        out, build = drop(self._builds, index, now)
+        for other in self._dictionary.catalog.layouts(name):
+            out += drop(self._builds, other, now)[0]
         message = f"index {name} is being dropped"
-        build = None
-        if left is not None and wanted:
-            build = self._builds.build_anew(left, wanted, now)
-            names = ", ".join(other.name for other in wanted)
+        if build is not None:
+            names = ", ".join(self._builds.registry.names(build))
             message += f"; the build of {names} starts again without it, as {build.id}"
         out.append(Note("info", "index-dropping", name, message))
         return self._done(now, message, build=build, out=out)

@@ -20,12 +20,28 @@ SHOWN = 8
 
 def index_reasons(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
     """What is not in order with an index, or worth a note."""
-    if record.state == "READY":
+    catalog = leader.dictionary.catalog
+    if record.replaces and not catalog.bears_name(record) and not record.replaced_by:
+        yield from _new_layout(record)
+    elif record.replaced_by:
+        return  # it serves who reads from it already, and goes
+    elif record.state == "READY":
         yield from _slices(leader, record)
         yield from _ways_back(leader, record)
         yield from _contents(leader, record)
     elif record.state in ("FAILED", "DEFERRED") and leader.builds.registry.active(record) is None:
         yield from _not_built(record)
+
+
+def _new_layout(record: IndexRecord) -> Iterator[Reason]:
+    if record.state == "FAILED":
+        yield Reason(
+            "index",
+            f"index {record.name}",
+            "degraded",
+            f"its new layout {record.id} has FAILED, the old one still answers: {record.reason}",
+            "mend what the reason says, and give the statement again",
+        )
 
 
 def _not_built(record: IndexRecord) -> Iterator[Reason]:

@@ -66,7 +66,26 @@ def index(leader: Leader, record: IndexRecord, now: int) -> Document:
         "rebuilds": [build.id for build in leader.builds.registry.rebuilds(record.id)],
         "verification": verification(leader, record),
         "created_at": record.created_at,
+        "layouts": layouts(leader, record),
     }
+
+
+def layouts(leader: Leader, record: IndexRecord) -> list[Document]:
+    """The others with the name of an index: the one that is to replace it, those that it has replaced and
+    that still serve who reads from them."""
+    return [
+        {
+            "id": one.id,
+            "replaced": bool(one.replaced_by),
+            "state": one.state,
+            "reason": one.reason,
+            "slices": one.slices,
+            "build": one.build,
+            "waits_for": leader.layouts.waiting.get(one.id),
+        }
+        for one in leader.dictionary.catalog.layouts(record.name)
+        if one.id != record.id
+    ]
 
 
 def slices(leader: Leader, record: IndexRecord, now: int) -> list[Document]:
@@ -234,10 +253,11 @@ def nodes(leader: Leader, now: int) -> list[Document]:
 
 def topology(leader: Leader, now: int) -> Document:
     """Who holds what."""
+    names = leader.dictionary.catalog.shown_names()
     return {
         "nodes": nodes(leader, now),
         "indexes": [
-            {"name": record.name, "state": record.state, "slices": slices(leader, record, now)}
+            {"name": names[record.id], "state": record.state, "slices": slices(leader, record, now)}
             for record in leader.dictionary.catalog.indexes()
         ],
     }
@@ -246,6 +266,7 @@ def topology(leader: Leader, now: int) -> Document:
 def stability(leader: Leader, now: int) -> Document:
     """The stability timestamps of each keyspace."""
     keyspaces = {}
+    names = leader.dictionary.catalog.shown_names()
     for name, stream in sorted(leader.stability.streams.items()):
         fresh_at = stream.progress.fresh_at()
         published = stream.published.values()
@@ -255,7 +276,7 @@ def stability(leader: Leader, now: int) -> Document:
             "issued_ms_ago": max(0, now - stream.issued_at) if stream.issued_at else None,
             "staleness_ms": max(0, now - fresh_at) if fresh_at else None,
             "published": {
-                record.name: stream.published[record.id]
+                names[record.id]: stream.published[record.id]
                 for record in stream.ready
                 if record.id in stream.published
             },

@@ -15,8 +15,9 @@ _FRESHNESS_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.
 
 
 def shown_names(catalog: Catalog) -> dict[str, str]:
-    """Index id -> name, of all indexes but those that are being dropped: another may have the name."""
-    return {record.id: record.name for record in catalog.indexes() if record.state != "DROPPING"}
+    """Index id -> what to call it, of all indexes but those that are being dropped."""
+    dropped = {record.id for record in catalog.indexes() if record.state == "DROPPING"}
+    return {id_: name for id_, name in catalog.shown_names().items() if id_ not in dropped}
 
 
 class NodeMetrics:

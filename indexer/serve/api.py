@@ -107,7 +107,7 @@ def create_app(
                 "statement": record.definition.statement,
                 "slices": record.slices,
             }
-            for record in view.catalog().indexes()
+            for record in view.catalog().listed()
         ]
 
     @app.get("/healthz", tags=["health"], summary="Whether the process lives")

@@ -50,7 +50,7 @@ def _reasons(node: ServingNode, now: float, limit_s: float) -> Iterator[Reason]:
             f"nothing was heard of it for {now - node.leader_at:,.1f} s: snapshots grow old",
             "see whether a coordinator leads, and whether Kafka answers",
         )
-    names = {record.id: record.name for record in node.catalog().indexes()}
+    names = node.catalog().shown_names()
     for (index, number), trouble in sorted(node.troubles().items()):
         yield Reason(
             "slice",

@@ -118,8 +118,44 @@ class Catalog:
         return found if keyspace is None else [one for one in found if one.keyspace == keyspace]
 
     def index_by_name(self, name: str) -> IndexRecord | None:
-        """The index that bears this name now (one that is being dropped no longer does)."""
-        return next((r for r in self._all(IndexRecord) if r.name == name and r.state != "DROPPING"), None)
+        """The index that bears this name now: not one that is being dropped, was replaced, or is to replace
+        another one and has not yet."""
+        return next((r for r in self._all(IndexRecord) if r.name == name and self.bears_name(r)), None)
+
+    def bears_name(self, index: IndexRecord) -> bool:
+        """Whether an index is the one that its name stands for."""
+        if index.state == "DROPPING" or index.replaced_by:
+            return False
+        old = self.index(index.replaces) if index.replaces else None
+        return old is None or old.replaced_by == index.id
+
+    def replacement(self, index: IndexRecord) -> IndexRecord | None:
+        """The one that is to take over the name of an index, built or failed."""
+        return next(
+            (
+                r
+                for r in self._all(IndexRecord)
+                if r.replaces == index.id and not index.replaced_by and r.state != "DROPPING"
+            ),
+            None,
+        )
+
+    def layouts(self, name: str) -> list[IndexRecord]:
+        """All that have a name and are not being dropped: the index that bears it, those that it has
+        replaced, and the one that is to replace it."""
+        return [r for r in self._all(IndexRecord) if r.name == name and r.state != "DROPPING"]
+
+    def listed(self) -> list[IndexRecord]:
+        """Of each name the index that bears it; of one that none bears, one that is being dropped."""
+        names = self.shown_names()
+        return [r for r in self._all(IndexRecord) if names[r.id] == r.name]
+
+    def shown_names(self) -> dict[str, str]:
+        """Index id -> what to call it where each has a name of its own: its name, or its id where another
+        one has that."""
+        found = {r.name: r.id for r in reversed(self._all(IndexRecord))}
+        found |= {r.name: r.id for r in self._all(IndexRecord) if self.bears_name(r)}
+        return {r.id: r.name if found[r.name] == r.id else r.id for r in self._all(IndexRecord)}
 
     def build(self, id_: str) -> BuildRecord | None:
         return self._one(f"build/{id_}", BuildRecord)

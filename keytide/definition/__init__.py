@@ -11,6 +11,5 @@ Names in documents keep their case, quoted or not. `id` is the document id; a fi
 Array positions count from 0.
 
 Errors: `InvalidStatementError` (problem type `invalid-statement`) with line, column and a caret;
-`NotThereYetError` (`not-there-yet`) for what is understood and not supported in this release;
 `QueryElsewhereError` (`ask-a-node`) for queries, which are `keytide.query`'s.
 """

@@ -57,7 +57,8 @@ class _Clauses:
         self.where: Predicate | None = None
         self.slices = DEFAULT_SLICES
         self.slices_said: Token | None = None
-        self.replicas: int | None = None
+        self.replicas = 0
+        self.said: set[str] = set()
         self.include_missing = False
         self.defer_build = False
 
@@ -69,13 +70,20 @@ class CreateReader:
         self._at = at
         self._expressions = ExpressionReader(at.text)
 
-    def read(self) -> tuple[IndexDefinition, bool, bool]:
-        """The definition, and whether IF NOT EXISTS and replicas were said. The cursor is behind CREATE."""
+    def read(self) -> tuple[IndexDefinition, bool, frozenset[str], bool]:
+        """The definition, whether IF NOT EXISTS was said, which options were, and whether OR REPLACE was. The
+        cursor is behind CREATE."""
         at = self._at
+        or_replace = at.accept("OR")
+        if or_replace:
+            at.expect("REPLACE", next_step="Write CREATE OR REPLACE INDEX name ON keyspace (...).")
         unique = at.accept("UNIQUE")
         at.expect("INDEX")
         refuse(self._at, "CONCURRENTLY", "CONCURRENTLY is not needed: a build never stops writes")
+        may_exist = at.next_token
         if_not_exists = at.accept("IF", "NOT", "EXISTS")
+        if if_not_exists and or_replace:
+            raise at.error("OR REPLACE and IF NOT EXISTS contradict each other", may_exist)
         name = index_name(self._at)
         at.expect("ON")
         keyspace = keyspace_name(self._at)
@@ -92,7 +100,7 @@ class CreateReader:
             include=clauses.include,
             where=clauses.where,
             slices=clauses.slices,
-            replicas=clauses.replicas or 0,
+            replicas=clauses.replicas,
             unique=unique,
             include_missing=clauses.include_missing,
             defer_build=clauses.defer_build,
@@ -101,7 +109,7 @@ class CreateReader:
         )
         self._validate(definition, columns)
         self._validate_unique(definition, clauses.partition_said)
-        return definition, if_not_exists, clauses.replicas is not None
+        return definition, if_not_exists, frozenset(clauses.said), or_replace
 
     def _validate_unique(self, definition: IndexDefinition, said: Sequence[Token]) -> None:
         """Equal keys must meet in one slice, which then sees that they are (R35). An expression over key
@@ -201,6 +209,7 @@ class CreateReader:
                 next_step=f"Leave slices out, or write slices={slices}.",
             )
         clauses.slices = slices
+        clauses.said.add("slices")
 
     def _include(self) -> tuple[Path, ...]:
         paths: list[Path] = []
@@ -286,6 +295,7 @@ class CreateReader:
 
     def _options(self, clauses: _Clauses) -> None:
         for name, said, value, at in options(self._at):
+            clauses.said.add(name)
             if name == "slices":
                 clauses.slices = whole_number(self._at, at, value, 1, MAX_SLICES)
                 clauses.slices_said = at

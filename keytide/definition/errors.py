@@ -58,12 +58,6 @@ def quoted_wrongly(text: str, start: int) -> str:
     return ""
 
 
-class NotThereYetError(InvalidStatementError):
-    """A statement that is understood, and asks for something that this release does not have."""
-
-    problem_type = "not-there-yet"
-
-
 def _caret(text: str, start: int, end: int) -> str:
     begin = text.rfind("\n", 0, start) + 1
     stop = text.find("\n", start)

@@ -5,7 +5,7 @@ Theory of operation
 sqlglot's tokenizer cuts the text. The frame of a statement (clauses, names, options), much of which
 PostgreSQL does not have, is read here from the tokens; every expression in it goes, as a run of tokens, to
 sqlglot's expression parser (`sql`), so all places are places in the whole text. Clauses after the column
-list may come in any order. What is understood but not there yet is refused by its name.
+list may come in any order.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sqlglot.errors import TokenError
 from sqlglot.tokenizer_core import Token
 
 from keytide.definition.create import OPTIONS, CreateReader, options, whole_number
-from keytide.definition.errors import InvalidStatementError, NotThereYetError, QueryElsewhereError
-from keytide.definition.index import MAX_REPLICAS, IndexDefinition
+from keytide.definition.errors import InvalidStatementError, QueryElsewhereError
+from keytide.definition.index import MAX_REPLICAS, MAX_SLICES, IndexDefinition
 from keytide.definition.names import check_index_name, index_name, keyspace_name, refuse
 from keytide.definition.tokens import Cursor
 from keytide.definition.values import Dialect
@@ -32,17 +32,24 @@ MAX_STATEMENT: Final = 100_000
 
 class CreateIndex(msgspec.Struct, frozen=True):
     """Attributes:
-    says_replicas: the statement does; else `definition.replicas` is 0 for want of a word.
+    said: the options that the statement gives; the definition has defaults for the others.
+    or_replace: an index of that name is replaced by this one.
     """
 
     definition: IndexDefinition
     if_not_exists: bool = False
-    says_replicas: bool = False
+    said: frozenset[str] = frozenset()
+    or_replace: bool = False
 
 
 class AlterIndex(msgspec.Struct, frozen=True):
+    """Attributes:
+    replicas, slices: as many from now on; None for as many as there are.
+    """
+
     name: str
-    replicas: int
+    replicas: int | None = None
+    slices: int | None = None
 
 
 class RenameIndex(msgspec.Struct, frozen=True):
@@ -71,7 +78,6 @@ def parse_statement(text: str) -> Statement:
 
     Raises:
         InvalidStatementError: it cannot be understood; says why and where.
-        NotThereYetError: it can, and asks for what this release does not have.
     """
     return _StatementReader(text, cut(text, Dialect().tokenize)).statement()
 
@@ -161,29 +167,26 @@ class _StatementReader:
             at.expect("TO", next_step="Write ALTER INDEX name RENAME TO other.")
             return RenameIndex(name, index_name(at))
         at.expect("SET", next_step="Write ALTER INDEX name SET (replicas=1), or RENAME TO other.")
-        replicas = 0
+        wanted: dict[str, int] = {}
         for option, said, value, place in options(at):
             if option == "replicas":
-                replicas = whole_number(at, place, value, 0, MAX_REPLICAS)
+                wanted[option] = whole_number(at, place, value, 0, MAX_REPLICAS)
             elif option == "slices":
-                step = "Make another index with so many slices, then drop this one."
-                raise self._not_yet("the slices of an index cannot be changed yet", said, step)
+                wanted[option] = whole_number(at, place, value, 1, MAX_SLICES)
             elif option in OPTIONS:
                 raise at.error(
                     f"{said.text} is said when an index is made, and stays",
                     said,
-                    next_step="Of an index that there is, replicas can be changed.",
+                    next_step="Say it in CREATE OR REPLACE INDEX, which makes it anew while it serves.",
                 )
             else:
                 step = did_you_mean(
-                    option, ("replicas",), "Of an index that there is, replicas can be changed."
+                    option,
+                    ("replicas", "slices"),
+                    "Of an index that there is, replicas and slices can be changed.",
                 )
                 raise at.error(f"there is no option {said.text}", said, next_step=step)
-        return AlterIndex(name, replicas)
-
-    def _not_yet(self, reason: str, token: Token | None, next_step: str) -> NotThereYetError:
-        start, end = (token.start, token.end + 1) if token is not None else (0, 1)
-        return NotThereYetError(reason, self._at.text, start, end, next_step=next_step)
+        return AlterIndex(name, **wanted)
 
     def _drop(self) -> DropIndex:
         self._at.expect("INDEX")

@@ -29,7 +29,7 @@ from coordinator.core.source_status import SourceStatus
 from coordinator.leader import Leader
 from coordinator.queues.orphaned_topics import orphans
 from coordinator.stability.stream import StabilityLimits
-from coordinator.statements.commands import NoSuchKeyspaceError
+from coordinator.statements.keyspaces import NoSuchKeyspaceError
 from keytide.catalog.catalog import Catalog
 from keytide.definition.statement import parse_statement
 from keytide.errors import CallerError

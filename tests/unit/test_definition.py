@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from keytide.definition.errors import InvalidStatementError, NotThereYetError, QueryElsewhereError
+from keytide.definition.errors import InvalidStatementError, QueryElsewhereError
 from keytide.definition.index import IndexDefinition
 from keytide.definition.normal import normal_statement
 from keytide.definition.statement import (
@@ -120,11 +120,21 @@ def test_other_statements() -> None:
     assert parse_statement("BUILD INDEX ON flights (a, b-c)") == BuildIndex("flights", ("a", "b-c"))
     assert parse_statement("ALTER INDEX a-b SET (replicas=2)") == AlterIndex("a-b", 2)
     assert parse_statement('alter index "x" set (REPLICAS = 0);') == AlterIndex("x", 0)
+    assert parse_statement("ALTER INDEX x SET (slices=3)") == AlterIndex("x", slices=3)
+    assert parse_statement("ALTER INDEX x SET (slices=3, replicas=1)") == AlterIndex("x", 1, 3)
     assert parse_statement("ALTER INDEX a-b RENAME TO a.c") == RenameIndex("a-b", "a.c")
     assert parse_statement('alter index rename rename to "to";') == RenameIndex("rename", "to")
     created = parse_statement("CREATE INDEX IF NOT EXISTS x ON k (a)")
     assert isinstance(created, CreateIndex)
     assert created.if_not_exists
+    assert not created.or_replace
+    replaced = parse_statement("create or replace unique index x ON k (a) WITH (slices=2, defer_build=false)")
+    assert isinstance(replaced, CreateIndex)
+    assert replaced.or_replace
+    assert replaced.said == {"slices", "defer_build"}
+    split = parse_statement("CREATE INDEX x ON k (a) PARTITION BY RANGE(a) SPLIT AT (1)")
+    assert isinstance(split, CreateIndex)
+    assert split.said == {"slices"}
 
 
 @pytest.mark.parametrize(
@@ -230,20 +240,6 @@ def test_refusals_say_what_and_where(statement: str, reason: str, line: int, col
     problem = error.problem()
     assert problem["type"] == "invalid-statement"
     assert (problem["line"], problem["column"]) == (line, column)
-
-
-@pytest.mark.parametrize(
-    ("statement", "what", "column"),
-    [
-        ("ALTER INDEX x SET (slices=2)", "slices of an index cannot be changed yet", 20),
-    ],
-)
-def test_what_is_not_there_yet_is_refused_by_name(statement: str, what: str, column: int) -> None:
-    with pytest.raises(NotThereYetError, match=what) as caught:
-        parse_statement(statement)
-    assert caught.value.column == column
-    assert caught.value.problem_type == "not-there-yet"
-    assert caught.value.next_step
 
 
 @pytest.mark.parametrize("statement", ["SELECT * FROM k", "EXPLAIN SELECT 1"])

@@ -96,15 +96,21 @@ class Reads:
         healthy = self.nodes.health.answering(replicas, monotonic()) or replicas
         return self.nodes.health.less_busy(*random.choices(healthy, k=2))
 
-    async def ready_index(self, name: str, moment: Moment, gone: Gone) -> Scannable:
+    async def ready_index(self, name: str, moment: Moment, gone: Gone, layout: str = "") -> Scannable:
         """The index, waiting a moment for an end of its build that this node has not read of yet: who was
         told READY by the coordinator may scan at once.
 
+        Args:
+            layout: as in `IndexDirectory.index`, of a token; that of `moment.at` is taken by itself.
+
         Raises:
+            InvalidTokenError: `moment.at` is no token of this cluster.
             UnknownIndexError, IndexNotReadyError: as `IndexDirectory.index`.
         """
+        if moment.at is not None:
+            layout = verify(moment.at, HeldToken, self.directory.secret()).index
         try:
-            return self.directory.index(name)
+            return self.directory.index(name, layout)
         except IndexNotReadyError as error:
             if error.extra.get("state", "BUILDING") != "BUILDING":
                 raise
@@ -112,7 +118,7 @@ class Reads:
             while True:
                 with self.notifier.listening() as told:
                     try:
-                        return self.directory.index(name)
+                        return self.directory.index(name, layout)
                     except IndexNotReadyError:
                         if not deadline.left:
                             raise

@@ -100,11 +100,12 @@ class ScanService:
             ReaderGoneError: the reader went away while the request waited.
         """
         shared = self.shared
-        index = await shared.ready_index(name, request, gone)
-        seen = shared.session(request)
         if request.page is not None:
             token = verify(request.page, PageToken, shared.directory.secret())
-            return await self._next_page(index, request, token, seen)
+            index = await shared.ready_index(name, request, gone, token.index)
+            return await self._next_page(index, request, token, shared.session(request))
+        index = await shared.ready_index(name, request, gone)
+        seen = shared.session(request)
         limit, offset = page_bounds(request.limit, request.offset, self._settings)
         selection = shared.selection(request, index, distinct=request.distinct)
         columns = ["key"] if request.distinct else request.columns
@@ -264,8 +265,8 @@ class ScanService:
             InvalidTokenError: no such token of this cluster and index.
             KeytideError: as `scan`.
         """
-        index = await self.shared.ready_index(name, HoldRequest(), gone)
         token = verify(at, HeldToken, self.shared.directory.secret())
+        index = await self.shared.ready_index(name, HoldRequest(), gone, token.index)
         index.check_index(token.index)
         await self.shared.holds.give_back(SnapshotHold.of(token), self.shared.timeout_s(HoldRequest()))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from indexer.scan.peer.messages import TIP
-from indexer.scan.plan.errors import IndexNotReadyError, UnknownIndexError
+from indexer.scan.plan.errors import IndexNotReadyError, PageSnapshotGoneError, UnknownIndexError
 from indexer.scan.plan.selection import Shape, Stamp, check_branches, unmet
 from indexer.scan.plan.tokens import InvalidTokenError, Seen, check_history
 from indexer.scan.request.request import Moment
@@ -31,6 +31,7 @@ class Scannable:
         partitions, history: of its keyspace.
         rebuilds: slice -> the build that is to fill it anew, alone, while the others serve.
         out: those of them that the build has begun to fill: they serve nothing until it is READY.
+        replaces: id of the layout whose place it has taken.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Scannable:
     history: History
     rebuilds: dict[int, BuildRecord] = field(default_factory=dict)
     out: frozenset[int] = frozenset()
+    replaces: str = ""
 
     @property
     def incarnation(self) -> int:
@@ -49,7 +51,13 @@ class Scannable:
         return self.history.incarnation
 
     def check_index(self, of_index: str) -> None:
-        """Raise `InvalidTokenError` unless a token is of this index."""
+        """Raise unless a token is of this index: `PageSnapshotGoneError` if it is of the layout that this
+        one has replaced (R45), else `InvalidTokenError`."""
+        if of_index and of_index == self.replaces:
+            raise PageSnapshotGoneError(
+                f"index {self.name} was replaced, and what the token names is gone with its old layout",
+                next_step="start the scan again, without the token",
+            )
         if of_index != self.id:
             raise InvalidTokenError(
                 f"the token belongs to another index than {self.name}",
@@ -134,19 +142,27 @@ class IndexDirectory:
         self._by_name: dict[str, IndexRecord] = {}
         self._names: dict[str, str] = {}
         self._ready: dict[str, Scannable] = {}
+        self._replaced: dict[str, Scannable] = {}
+        """By id, layouts that others have replaced, and that still serve who names them."""
         self._histories: dict[str, History] = {}
         self._near: frozenset[str] = frozenset()
         """Nodes of this one's zone."""
         self._secret = b""
 
-    def index(self, name: str) -> Scannable:
+    def index(self, name: str, layout: str = "") -> Scannable:
         """The READY index of this name.
+
+        Args:
+            layout: id of the one to read if it was replaced and still serves (R45): what a token names.
 
         Raises:
             UnknownIndexError: no index has it.
             IndexNotReadyError: it cannot be scanned yet, or not any more.
         """
         self._refresh()
+        replaced = self._replaced.get(layout)
+        if replaced is not None and replaced.name == name:
+            return replaced
         scannable = self._ready.get(name)
         if scannable is not None:
             return scannable
@@ -186,7 +202,7 @@ class IndexDirectory:
         Raises:
             KeytideError: it is gone, or not READY any more.
         """
-        now = self.index(self.name(index))
+        now = self.index(self.name(index), index.id)
         if now.id != index.id:
             raise IndexNotReadyError(
                 f"index {index.name} was dropped and created again meanwhile", next_step="try again"
@@ -267,22 +283,25 @@ class IndexDirectory:
         offset = catalog.offset
         keyspaces = {record.name: record for record in catalog.keyspaces()}
         records = [record for record in catalog.indexes() if record.state != "DROPPING"]
-        # As Catalog.index_by_name: of two with one name (one is being replaced) the first counts.
-        self._by_name = {record.name: record for record in reversed(records)}
+        # As Catalog.index_by_name: of two with one name (one is being renamed) the first counts.
+        self._by_name = {one.name: one for one in reversed(records) if catalog.bears_name(one)}
         self._names = {record.id: record.name for record in records}
         self._histories = {name: History.of(catalog, name) for name in keyspaces}
         rebuilds = _rebuilds(catalog)
-        self._ready = {
-            name: _scannable(
+        ready = [
+            _scannable(
                 record,
                 keyspaces[record.keyspace],
                 self._histories[record.keyspace],
                 rebuilds.get(record.id, {}),
                 catalog,
             )
-            for name, record in self._by_name.items()
+            for record in records
             if record.state == "READY" and record.keyspace in keyspaces and _is_placed(record)
-        }
+        ]
+        bearers = {record.id for record in self._by_name.values()}
+        self._ready = {one.name: one for one in ready if one.id in bearers}
+        self._replaced = {one.id: one for one in ready if one.id not in bearers}
         zones = catalog.zones()
         mine = zones.get(self._view.node_id)
         self._near = frozenset(node for node, zone in zones.items() if zone == mine)
@@ -329,4 +348,5 @@ def _scannable(
         history,
         rebuilds,
         frozenset(out),
+        record.replaces,
     )

@@ -81,12 +81,14 @@ class IndexChooser:
             only: id of the one that may serve, None for all.
         """
         found: list[Candidate] = []
-        for record in self._shared.view.catalog().indexes():
+        catalog = self._shared.view.catalog()
+        for record in catalog.indexes():
             definition = record.definition
-            if definition.keyspace != keyspace or record.state == "DROPPING" or only not in (None, record.id):
+            wanted = catalog.bears_name(record) if only is None else record.id == only
+            if definition.keyspace != keyspace or record.state == "DROPPING" or not wanted:
                 continue
             try:
-                ready = self._shared.directory.index(record.name)
+                ready = self._shared.directory.index(record.name, record.id)
             except IndexNotReadyError as error:
                 found.append(Candidate(record.name, definition, None, error.message))
                 continue

@@ -103,7 +103,7 @@ class QueryService:
         record = shared.view.catalog().index(token.scan.index)
         if record is None:
             raise PageSnapshotGoneError("the index that served the query was dropped", next_step="ask again")
-        index = await shared.ready_index(record.name, request, gone)
+        index = await shared.ready_index(record.name, request, gone, record.id)
         select = await self._chooser.parsed(token.sql)
         plan = plan_on(select, Candidate(record.name, record.definition, splits=record.splits))
         if not isinstance(plan, Plan):

@@ -34,7 +34,7 @@ from indexer.scan.gather.scatter import SliceAnswers, Target, ask, requests_of
 from indexer.scan.local.reader import INLINE_ROWS
 from indexer.scan.plan.directory import Scannable
 from indexer.scan.plan.selection import Selection
-from indexer.scan.plan.tokens import sign
+from indexer.scan.plan.tokens import sign, verify
 from indexer.scan.plan.waiting import Deadline, Gone
 from indexer.scan.request.request import Moment
 from indexer.scan.shape.rows import RowMaker, encode
@@ -135,7 +135,7 @@ class OpenTail:
         ends = monotonic() + limit_s
         while await self._news(gone, ends - monotonic()):
             began = monotonic()
-            index = await self._shared.ready_index(self._name(), Moment(), gone)
+            index = await self._shared.ready_index(self._name(), Moment(), gone, self._index.id)
             told = await later_moment(self._shared, index, self._newest, gone, self._timeout_s)
             if told is None:
                 return None
@@ -323,7 +323,7 @@ class OpenTail:
             while True:
                 with self._shared.notifier.listening() as heard:
                     number = self._shared.view.published(self._index.id)
-                    history = self._shared.directory.index(self._name()).history
+                    history = self._shared.directory.again(self._index).history
                     stamp = self._newest.held.stamp
                     if not history.number_holds(stamp.number, stamp.incarnation):
                         return True  # `later_moment` says what happened
@@ -361,7 +361,8 @@ class Tails:
         """
         shared = self._shared
         with self.limit.one_more():
-            index = await shared.ready_index(name, request, gone)
+            layout = verify(resume, TailToken, shared.directory.secret()).held.index if resume else ""
+            index = await shared.ready_index(name, request, gone, layout)
             seen = shared.session(request)
             selection = shared.selection(request, index)
             told = (

@@ -65,7 +65,6 @@ def parse_query(text: str) -> Select:
 
     Raises:
         InvalidStatementError: it cannot be understood; says why and where.
-        NotThereYetError: it can, and asks for what this release does not have.
     """
     tokens, lists = cut(text, tokenize)
     explain = bool(tokens) and tokens[0].text.upper() == "EXPLAIN"

@@ -1,0 +1,147 @@
+"""When a new layout of an index takes over its name, and when the old one goes. Pure (R44, R45).
+
+Theory of operation. A new layout is made by a build, as an index of its own that nobody can name yet
+(`IndexRecord.replaces`): it reads the source, follows its own queues, and is verified. It takes over the name
+when it is READY and what is published of it is as new as anything that may be of the old one: no session sees
+older states than before. One record says so, the old one's (`IndexRecord.replaced_by`), so that every reader
+of the dictionary sees the one or the other. A page token names the layout that its scan began with, and never
+the snapshot number decides which is read: the old one is fed and served on. It is dropped when
+
+* every node was heard to have read that it was replaced (that is written down), and all nodes with copies of
+  it have said, having read that, that nobody reads from them;
+* or its grace has ended, which is longer than a lease (`coordinator.leave_after_s`);
+* or it serves no longer.
+
+A new layout whose build was cancelled vanishes; one that has failed stays, to be looked at, until its index
+is replaced or dropped. When the source is rolled back to before the end of the build of a layout that has
+taken over, the old one, if it still serves, has its name again until the new one is built once more.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from coordinator.builds.builds import Builds
+from coordinator.copies.reports import CopyReports
+from coordinator.core.events import DictionaryWritten, Event, Tick
+from coordinator.core.instructions import Instruction, Note
+from coordinator.layouts.dropping import drop
+from coordinator.stability.issuer import TimestampIssuer
+from coordinator.stability.stream import StabilityLimits
+from keytide.catalog.records import IndexRecord
+
+
+class Layouts:
+    """Carries new layouts on.
+
+    Args:
+        builds: whose dictionary is changed.
+        stability: with what nodes say.
+
+    Attributes:
+        waiting: id of a layout -> what it waits for, in words, before it takes over the name, or goes.
+    """
+
+    def __init__(self, builds: Builds, stability: TimestampIssuer, limits: StabilityLimits) -> None:
+        self.waiting: dict[str, str] = {}
+        self._builds = builds
+        self._dictionary = builds.registry.dictionary
+        self._nodes = stability.nodes
+        self._reports = CopyReports(builds.registry, stability)
+        self._limits = limits
+        self._checked_at = 0
+        self._ages: dict[str, int] = {}
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """One event; what follows."""
+        match event:
+            case DictionaryWritten(end):
+                self._reports.written(end)
+                return []
+            case Tick(now) if now - self._checked_at >= self._limits.copy_check_ms:
+                return self._look(now)
+            case _:
+                return []
+
+    def _look(self, now: int) -> list[Instruction]:
+        # A leader that was stopped, or whose clock was set, counts only what it has looked on.
+        passed = min(max(0, now - self._checked_at), 2 * self._limits.copy_check_ms)
+        self._checked_at = now
+        self.waiting = {}
+        out: list[Instruction] = []
+        found = [one for one in self._dictionary.catalog.indexes() if one.state != "DROPPING"]
+        self._ages = {one.id: self._ages.get(one.id, 0) + passed for one in found if one.replaced_by}
+        for index in found:
+            if index.keyspace in self._builds.registry.halted:
+                continue
+            if index.replaced_by:
+                out += self._old(index, now)
+            elif index.replaces:
+                out += self._new(index, now)
+        return out
+
+    # --- the new layout -------------------------------------------------------------------------------------
+
+    def _new(self, index: IndexRecord, now: int) -> list[Instruction]:
+        """The next step of a layout that may have to take over a name yet."""
+        old = self._dictionary.catalog.index(index.replaces)
+        if old is None or old.replaced_by:
+            return []  # it has
+        if index.state == "DEFERRED" and self._builds.registry.active(index) is None:
+            out, _ = drop(self._builds, index, now)
+            text = f"the new layout of index {index.name} is given up: its build was cancelled"
+            return [*out, Note("info", "layout-given-up", index.name, text)]
+        if index.state != "READY" or not self._reports.shows(index, old):
+            self.waiting[index.id] = (
+                "its build" if index.state != "READY" else "what was published of the old"
+            )
+            return []
+        self._dictionary.put(replace(old, replaced_by=index.id, replacement_read=False))
+        self._reports.changed(old.id, 0)
+        text = (
+            f"index {index.name} has a new layout, {index.id}, which answers scans from now on; {old.id} "
+            "answers who reads from it already, and goes then"
+        )
+        return [Note("info", "index-replaced", index.name, text)]
+
+    # --- the old one ----------------------------------------------------------------------------------------
+
+    def _old(self, index: IndexRecord, now: int) -> list[Instruction]:
+        """The next step of a layout whose name another one has taken over."""
+        new = self._dictionary.catalog.index(index.replaced_by)
+        if index.state == "READY" and new is not None and new.state != "READY" and new.replaces == index.id:
+            self._dictionary.put(replace(index, replaced_by="", replacement_read=False))
+            text = f"index {index.name} is answered from {index.id} again: {new.id} is {new.state}"
+            return [Note("warning", "layout-back", index.name, text)]
+        why = ""
+        if index.state != "READY":
+            why = f"it is {index.state}"
+        elif self._ages[index.id] >= self._limits.leave_after_ms:
+            why = f"its {self._limits.leave_after_ms // 1000} s are over (setting coordinator.leave_after_s)"
+        elif index.replacement_read and self._unused(index):
+            why = "nobody reads from it any more"
+        elif not index.replacement_read and self._reports.known(index.id, 0):
+            index = replace(index, replacement_read=True)
+            self._dictionary.put(index)
+            self._reports.changed(index.id, 0)
+        if not why:
+            left_s = (self._limits.leave_after_ms - self._ages[index.id]) // 1000
+            setting = "(setting coordinator.leave_after_s)"
+            self.waiting[index.id] = f"who still reads it, for {left_s} s more at most {setting}"
+            return []
+        out, _ = drop(self._builds, index, now)
+        text = f"layout {index.id} of index {index.name}, which was replaced, goes: {why}"
+        return [*out, Note("info", "layout-goes", index.name, text)]
+
+    def _unused(self, index: IndexRecord) -> bool:
+        """Whether nobody reads from any of its copies, by words younger than that everybody knows."""
+        for number in range(index.slices):
+            for node in index.copies_kept(number):
+                if self._nodes.gone(node):
+                    continue
+                if not self._reports.has_read(node, index.id, 0):
+                    return False
+                status = self._nodes.by_id[node].slice(index.id, number)
+                if status is not None and status.leases:
+                    return False
+        return True
