@@ -348,7 +348,9 @@ class World:
     def record(self, record: Record) -> None:
         self.catalog.apply(record_key(record), encode_record(record), self.catalog.offset)
 
-    def create(self, statement: str, replicas: int = 0, state: Any = "READY") -> IndexRecord:
+    def create(
+        self, statement: str, replicas: int = 0, state: Any = "READY", replaces: str = ""
+    ) -> IndexRecord:
         definition = definition_of(statement)
         names = list(self.views)
         placement = [
@@ -356,7 +358,17 @@ class World:
             for number in range(definition.slices)
         ]
         splits = definition.encoded_splits
-        record = IndexRecord(f"{definition.name}-1", definition, state, 1, placement, "b1", 0, splits=splits)
+        record = IndexRecord(
+            f"{definition.name}-{2 if replaces else 1}",
+            definition,
+            state,
+            1,
+            placement,
+            "b1",
+            0,
+            splits=splits,
+            replaces=replaces,
+        )
         self.record(record)
         for number, nodes in enumerate(placement):
             for node in nodes:
