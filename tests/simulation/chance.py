@@ -76,6 +76,10 @@ MOVES_EACH, MOVES_OF = 16, (8, 11)
 """Copies move in these of so many plans, with and without others of the same slice."""
 MOVE_SHARE, MOVED_SHARE = 0.3, 0.35
 """How many steps are followed by one more scan, and how many of those move something instead."""
+LAYOUTS_EACH, LAYOUTS_OF = 16, (1, 3)
+"""Indexes are made anew while they serve in these of so many plans, without and with copies of slices."""
+LAYOUT_SHARE, LAID_OUT_SHARE = 0.3, 0.15
+"""How many steps are followed by one more scan, and how many of those make an index anew instead."""
 EXPIRY_EACH, EXPIRY_SHARE = 16, 0.02
 """In one of so many plans everything stops, for longer than Kafka keeps topics: after this share of the
 steps."""
@@ -125,6 +129,7 @@ class Plan(NamedTuple):
         faults: those that may strike.
         real_pipeline: projectors use the real projection, routing and packing.
         replicas: index `a` has a second copy of each slice.
+        layouts: indexes are made anew while they serve, and read while they get new layouts in the end.
         moves: there is a third node; copies move, nodes are drained.
         restart_at_end: after the heal all nodes are killed once more.
         tables: some builds begin with a table.
@@ -138,6 +143,7 @@ class Plan(NamedTuple):
     steps: tuple[Step, ...]
     real_pipeline: bool = False
     replicas: bool = False
+    layouts: bool = False
     moves: bool = False
     restart_at_end: bool = False
     tables: bool = False
@@ -182,6 +188,8 @@ def plan(seed: int, faults: Sequence[str] | None = None) -> Plan:
         found = _with(seed, found, "steer", STEERING_SHARE, "build", BUILD_SHARE)
     elif seed % MOVES_EACH in MOVES_OF:
         found = _with(seed, found, "scan", MOVE_SHARE, "move", MOVED_SHARE)
+    elif seed % LAYOUTS_EACH in LAYOUTS_OF:
+        found = _with(seed, found, "scan", LAYOUT_SHARE, "layout", LAID_OUT_SHARE)
     elif seed % EXPIRY_EACH == EXPIRY_EACH - 7:
         found = _with(seed, found, "expire", EXPIRY_SHARE, "expire", 0)
     mishaps = _mishaps(seed) if wanted is None else [one for one in MISHAPS if one in wanted]
@@ -194,6 +202,7 @@ def plan(seed: int, faults: Sequence[str] | None = None) -> Plan:
         tuple(found),
         real_pipeline=seed % 8 == 5 or seed % 16 == 15,
         replicas=seed % 8 == 3,
+        layouts=seed % LAYOUTS_EACH in LAYOUTS_OF,
         moves=seed % MOVES_EACH in MOVES_OF,
         tables=seed % 8 == 2,
         restart_at_end=seed % 4 == 1 or repairs,

@@ -109,7 +109,7 @@ def leave_before_it_counts(patches: Patches) -> None:
 
 @mutant("R42, never gone", "a copy that leaves waits for ever", faults=("node-crash",))
 def never_let_go(patches: Patches) -> None:
-    patches.put(LeavingCopies, "_known", lambda self, index, number: False)
+    patches.put(CopyReports, "known", lambda self, index, number: False)
 
 
 @mutant("R43, the last one", "a copy that leaves does not count again", faults=LOSSES)

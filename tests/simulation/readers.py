@@ -30,7 +30,7 @@ from indexer.scan.peer.messages import (
     ReadRequest,
 )
 from indexer.scan.plan.errors import IndexNotReadyError, PageSnapshotGoneError
-from indexer.scan.plan.tokens import HeldToken, PageToken, copies_of, verify
+from indexer.scan.plan.tokens import HeldToken, InvalidTokenError, PageToken, copies_of, verify
 from indexer.scan.request.request import CountRequest, HoldRequest, ScanRequest
 from keytide.errors import CallerError, HistoryChangedError, RetryableError
 from keytide.http.node_protocol import NodeUnavailableError
@@ -391,7 +391,7 @@ class Readers:
 
         def failed(error: Exception) -> None:
             match error:
-                case PageSnapshotGoneError():
+                case PageSnapshotGoneError() | InvalidTokenError():
                     world.snapshot_gone(pages, error.message)
                 case HistoryChangedError():
                     world.seen["history changed"] += 1

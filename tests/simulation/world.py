@@ -33,7 +33,7 @@ from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Message, NodeHeartbeat, Published, SliceStatus, StabilityTimestamp
 from projector.progress.commits import Committed, encode_metadata
 from tests.memory_store.store import MemorySliceStore
-from tests.simulation import moving, steering
+from tests.simulation import layouts, moving, steering
 from tests.simulation.chance import Chance, Plan
 from tests.simulation.checkers import BrokenError, Checkers
 from tests.simulation.clock import Clock
@@ -318,16 +318,25 @@ class World:
         """A node has deleted what it has of a slice."""
         self.truth.read()
         index = self.truth.catalog.index(key[0])
+        if index is not None and index.state == "DROPPING" and self.truth.catalog.layouts(index.name):
+            if index.replaced_by:
+                self.seen["layouts gone"] += 1
+                self._deleted(store, f"node {node} has deleted slice {key[1]} of the layout {index.id}")
+            return
         if index is None or index.state != "READY" or key[1] in index.slice_builds:
             return
         if node in index.copies_kept(key[1]) or (node, key) in self.damaged:
             return
         self.seen["copies gone"] += 1
         self.left.add(store)
+        self._deleted(store, f"node {node} has deleted its copy of slice {key[1]}")
+
+    def _deleted(self, store: SliceStore, story: str) -> None:
+        """What was in a store is gone: nobody may have to read from it yet who has no other copy."""
         for pages in self.readers.pages:
             copies = next((some for some in pages.copies.values() if any(x.store is store for x in some)), [])
             if copies and self.clock.now < pages.until and not any(map(self.runs, copies)):
-                self._let_go(pages, f"node {node} has deleted its copy of slice {key[1]}")
+                self._let_go(pages, story)
 
     def snapshot_gone(self, pages: Pages, story: str) -> None:
         """A later page found its snapshot gone: that needs a reason on every copy that its token names."""
@@ -499,6 +508,8 @@ class World:
                 steering.steer(self)
             case "move":
                 moving.move(self)
+            case "layout":
+                layouts.relayout(self)
             case "expire":
                 self._expire()
             case "killed" | "clock-jump":
@@ -612,6 +623,8 @@ class World:
         for number in range(HEAL_ROUNDS):
             steering.settle(self)
             moving.settle(self)
+            if self.plan.layouts:
+                layouts.read(self)
             self._round(self.plan.calm_ms if number < PATIENT_ROUNDS else 2_000)
             self.repairs.step()
             reason = self._left() or self.repairs.left() or self._unscannable()
@@ -645,7 +658,7 @@ class World:
                 if len(holders) <= index.definition.replicas:
                     return f"{index.id}/{number} has copies on {holders} only"
         filled = "; ".join(f"copy {copy.id} is being filled" for copy in catalog.copies())
-        return filled or moving.left(self)
+        return filled or moving.left(self) or layouts.left(self)
 
     def _behind(self, key: SliceKey, node: str, status: SliceStatus | None, ends: dict[int, int]) -> str:
         """Why a copy is not where the source is, "" when it is."""
