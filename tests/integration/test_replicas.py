@@ -275,6 +275,59 @@ def test_a_node_is_drained_and_gets_its_part_again(world: World) -> None:
     _check_at_end(world)
 
 
+def test_an_index_gets_other_slices_and_columns_while_it_serves(world: World) -> None:
+    """The leader is killed meanwhile. A page that was open before goes on to its end in the old layout."""
+    old = _record(world)
+    with Writer(world.bootstrap, TOPIC, 17, _order, per_second=300), Readers(world, range(3)) as readers:
+        with world.client(0) as client:
+            build = world.sql(f"ALTER INDEX {INDEX} SET (slices=5)")["build"]
+            wait_for(lambda: world.build_state(build)["state"] == "CATCHUP", "it has been read", 120)
+            world.cluster.kill("coordinator")
+            world.cluster.restart("coordinator")
+            opened: list[Page] = []
+
+            def answers() -> bool:
+                opened.append(client.page(INDEX, limit=50, timeout_ms=60_000))
+                return _record(world).id != old.id
+
+            wait_for(answers, "the new layout answers", 180)
+            page = opened[-2]  # (the old one did then, and a page is leased for longer than a look takes)
+            rows, snapshot = len(page.rows), page.snapshot
+            while page.page is not None:
+                page = client.page(INDEX, page=page.page)
+                assert page.snapshot == snapshot
+                rows += len(page.rows)
+            assert rows > 0
+        readers.go_on()
+        assert [len(nodes) for nodes in _copies(world)] == [2] * 5
+        wait_for(lambda: _layouts(world) == [], "the old layout is gone", 120)
+        assert not any(_slice_folder(world, _name(node), old.id, 0).exists() for node in range(3))
+        world.sql(f"CREATE OR REPLACE INDEX {INDEX} ON {TOPIC} (customer, total DESC) INCLUDE (total)")
+        five = _record(world)
+        wait_for(lambda: _record(world).id != five.id, "the new definition answers", 180)
+        readers.go_on()
+    with world.client(1) as client:
+        page = client.page(INDEX, limit=5)
+        assert all("total" in row.include for row in page.rows)
+    assert _record(world).slices == 5, "what is not said stays"
+    _check_at_end(world)
+
+
+def _layouts(world: World) -> list[dict[str, Any]]:
+    """Those with the name of the index that do not bear it, waiting out a coordinator that is away."""
+    found: list[dict[str, Any]] = []
+
+    def asked() -> bool:
+        try:
+            found[:] = world.admin.call("GET", f"/v1/indexes/{INDEX}")["layouts"]
+        except RetryableError:
+            return False
+        return True
+
+    wait_for(asked, "the coordinator answers", 60)
+    return found
+
+
 def _spread(world: World) -> None:
     """Each node has two slices, and nothing is done about copies."""
     wait_for(lambda: [len(nodes) for nodes in _copies(world)] == [2] * SLICES, "two copies of each", 120)
