@@ -103,12 +103,16 @@ def show_troubles(topology: Document) -> None:
 def show_index(document: Document) -> None:
     """One index: its facts, and its slices."""
     slices: Sequence[Document] = document.get("slice_states") or ()
-    told = {name: value for name, value in document.items() if name != "slice_states"}
+    layouts: Sequence[Document] = document.get("layouts") or ()
+    told = {name: value for name, value in document.items() if name not in ("slice_states", "layouts")}
     if isinstance(copies := told.get("copies"), dict):
         told["copies"] = ", ".join(f"{count:,} {kind}" for kind, count in copies.items())
     facts(f"Index {document.get('name')}", told)
     if slices:
         _show_slices("Slices", slices)
+    if layouts:
+        columns = ("id", "replaced", "state", "slices", "build", "waits_for", "reason")
+        table("Other layouts", columns, [cells(one, columns) for one in layouts])
     lost = document.get("lost") or ()
     if lost:
         builds = ", ".join(document.get("rebuilds") or ()) or "a build that begins by itself"

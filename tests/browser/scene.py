@@ -217,8 +217,8 @@ class Scene:
 
 
 def busy_day(**settings: Any) -> Scene:
-    """Two indexes READY, one of them without a slice, one being built, one waiting for its turn, one FAILED;
-    two nodes."""
+    """Two indexes READY, one of them without a slice, the other one to get other slices; one being built, one
+    waiting for its turn, one FAILED; two nodes."""
     scene = Scene(**settings)
     for node in NODES:
         scene.beat(0, -1, (node,))
@@ -235,6 +235,7 @@ def busy_day(**settings: Any) -> Scene:
     scene.sql("CREATE INDEX by_carrier ON flights (carrier, flight) WITH (slices=8)")
     scene.running[scene.build("by_carrier", "RUNNING", 120_000)] = 120_000
     scene.sql("CREATE INDEX by_origin ON flights (origin) WITH (slices=2)")
+    scene.sql("ALTER INDEX by_destination SET (slices=12)")
     scene.handle(Tick(now_ms()))
     scene.lost.add(("late_arrivals", 3))
     scene.beat(FLIGHTS)

@@ -131,6 +131,11 @@ def test_a_slice_whose_data_is_lost_is_told(document: str) -> None:
     assert "serves nothing until it is filled or rebuilt" in words
 
 
+def test_a_new_layout_is_told_of_its_index(document: str) -> None:
+    words = text_of(document)
+    assert re.search(r"new layout by_destination-\d+ \(12 slices\) is DEFERRED, by build b\d+", words)
+
+
 def test_builds_show_progress_what_they_wait_for_and_why_they_failed(document: str) -> None:
     part = document[document.index('id="builds"') : document.index('id="indexes"')]
     builds = re.findall(r"<article.*?</article>", part, re.DOTALL)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
+from prometheus_client import generate_latest
 
 from coordinator.catalog.dictionary import NoSuchIndexError
 from coordinator.catalog.registry import ConflictError
 from coordinator.core.events import Reported, SourceSampled, TopicsDeleted
 from coordinator.core.instructions import DeleteTopics, Instruction
+from coordinator.http.metrics import collected
+from coordinator.views import views
+from coordinator.views.index_health import index_reasons
 from keytide.catalog.records import IndexRecord
+from keytide.cli import rendering as looks
 from keytide.errors import CallerError
 from keytide.wire.messages import NodeHeartbeat
 from tests.unit.copy_world import NODES, CopyWorld
@@ -346,3 +351,50 @@ def test_whoever_reads_half_of_it_sees_one_of_the_two() -> None:
     assert (found := catalog.index_by_name("by_city")) is not None
     assert found.id == new.id
     assert catalog.shown_names()[new.id] == "by_city"
+
+
+# --- what is shown ------------------------------------------------------------------------------------------
+
+
+def test_each_layout_is_shown_where_one_looks_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    world = LayoutWorld()
+    world.leases[OLD] = 1
+    world.sql("ALTER INDEX by_city SET (slices=3)")
+    new = world.built()
+    world.live(1_000)
+    leader = world.leader
+    assert [one.id for one in leader.dictionary.catalog.listed()] == [new.id]
+    document = views.index(leader, new, world.now)
+    (other,) = document["layouts"]
+    assert (other["id"], other["replaced"], other["state"], other["slices"]) == (OLD, True, "READY", 2)
+    assert other["waits_for"].startswith("who still reads it")
+    looks.show_index(document)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Other layouts" in told
+    assert OLD in told
+    names = {one["name"] for one in views.topology(leader, world.now)["indexes"]}
+    assert names == {"by_city", OLD}
+
+
+def test_metrics_have_a_name_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    world = LayoutWorld()
+    world.leases[OLD] = 1
+    world.sql("ALTER INDEX by_city SET (slices=3)")
+    world.built()
+    world.live(1_000)
+    lines = generate_latest(collected(world.leader, world.now)).decode().splitlines()
+    samples = [line.rpartition(" ")[0] for line in lines if not line.startswith("#")]
+    assert len(samples) == len(set(samples))
+    assert any(f'index="{OLD}"' in sample for sample in samples)
+
+
+def test_health_tells_of_a_layout_that_failed_and_not_of_one_that_goes() -> None:
+    world = LayoutWorld()
+    world.sql("ALTER INDEX by_city SET (slices=3)")
+    build = world.leader.builds.registry.get(world.new().build or "")
+    world.take(world.leader.builds.registry.fail(build, "no room", world.now))
+    (reason,) = index_reasons(world.leader, world.new())
+    assert (reason.status, "no room" in reason.reason) == ("degraded", True)
+    old = world.layout(OLD)
+    assert old is not None
+    assert list(index_reasons(world.leader, replace(old, replaced_by="by_city-99", placement=[]))) == []

@@ -179,6 +179,13 @@ function copies(index) {
   return sub([`${serving} of ${wanted} copies serve`, ...parts].join(", "), serving < wanted ? "error" : "");
 }
 
+function layouts(index) {
+  return (index.layouts || []).map((one) => sub(one.replaced
+    ? `old layout ${one.id} (${one.slices} slices) waits for ${one.waits_for || "its end"}`
+    : `new layout ${one.id} (${one.slices} slices) is ${one.state}${one.build ? `, by build ${one.build}` : ""}${one.reason ? `: ${one.reason}` : ""}`,
+  one.state === "FAILED" ? "error" : ""));
+}
+
 function indexesPart({ indexes }) {
   const columns = [["Index", ""], ["State", ""], ["Entries", "number"], ["Size", "number"], ["Behind", "number"],
     ["Snapshot", "number"], ["Skipped", "number"]];
@@ -190,7 +197,7 @@ function indexesPart({ indexes }) {
     return table(columns, indexes.map((one) => [
       [make("strong", {}, one.name), sub(`on ${one.keyspace}, ${one.slices} slices${one.replicas ? `, ${one.replicas + 1} copies of each` : ""}`), sub(one.reason, "error"),
         one.lost.length ? sub(`${slices({ [one.name]: one.lost })}: data lost, ${one.rebuilds.length ? `rebuilt by ${one.rebuilds.join(", ")}` : "to be rebuilt"}`, "error") : null,
-        copies(one), sub(leftOut(one)),
+        copies(one), ...layouts(one), sub(leftOut(one)),
         one.foreign_partition_ids ? sub(`${number(one.foreign_partition_ids)} ids seen in two source partitions`, "error") : null],
       state(one.state), number(one.entries), bytes(one.bytes), one.lag_documents === null ? "–" : number(one.lag_documents),
       number(one.snapshot), number(one.skipped),
