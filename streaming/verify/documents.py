@@ -35,7 +35,7 @@ from streaming.verify.core.comparing import (
 )
 from streaming.verify.core.difference import NOT_EXAMINED, Difference, DifferenceClass, IndexedDocument
 from streaming.verify.core.newest import IndexPlan, decode, joined, reduced
-from streaming.verify.slices import Pin, SliceClient
+from streaming.verify.slices import Pin, Place, SliceClient
 from streaming.verify.source import KafkaSource, SourceRanges, SourceReader
 from streaming.verify.tasks import VerifyWork
 
@@ -225,6 +225,44 @@ class DocumentComparison:
                 Difference(DifferenceClass.UNPROVABLE, index, first, others=tuple(others), reason=reason)
             )
 
+    def judge_copies(self, apart: Iterable[tuple[Place, str, list[int]]]) -> None:
+        """Name the documents of which copies of a slice hold something else, bucket by bucket until the limit
+        is reached.
+
+        Args:
+            apart: as `SliceClient.apart` has them.
+        """
+        pin = self.outcome.pin
+        for place, node, buckets in apart:
+            outcome, asked = self.outcome.indexes[place[0]], pin.nodes[place]
+            for done, bucket in enumerate(buckets):
+                if self._full:
+                    outcome.not_examined += len(buckets) - done
+                    break
+                one, other = (self._copy(pin.on(place, name), place, bucket) for name in (asked, node))
+                for docid in sorted(one.keys() | other.keys()):
+                    mine, theirs = one.get(docid), other.get(docid)
+                    if _content(mine) == _content(theirs):
+                        continue
+                    self._add(
+                        Difference(
+                            DifferenceClass.COPIES_DIFFER,
+                            place[0],
+                            docid,
+                            expected=mine.entries if mine is not None else (),
+                            found=theirs.entries if theirs is not None else (),
+                            version=mine.version if mine is not None else None,
+                            reason=f"the copy of slice {place[1]} on node {node} has something else than the "
+                            f"one on node {asked}",
+                        )
+                    )
+
+    def _copy(self, pin: Pin, place: Place, bucket: int) -> dict[bytes, IndexedDocument]:
+        """What one copy holds of the documents of a bucket."""
+        slices = self.context.slices
+        ((_, entries, back),) = slices.rows(pin, [place], self.work.bits, [bucket], [])
+        return dict(indexed_documents_of(place[1], entries, back))
+
     def _add(self, difference: Difference) -> None:
         index = self.outcome.indexes[difference.index]
         index.counts[difference.kind.value] = index.counts.get(difference.kind.value, 0) + 1
@@ -338,6 +376,14 @@ class DocumentComparison:
         kept = self.context.source.deletions_kept_ms()
         took = (time.monotonic() - self.began) * 1000
         return Evidence(self.context.starts(), kept is not None, kept is not None and took >= kept)
+
+
+def _content(held: IndexedDocument | None) -> object:
+    """What copies must agree on; not a deletion that is remembered, which each forgets in its own time."""
+    if held is None or not (held.entries or held.keys):
+        return None
+    version = held.version
+    return held.entries, held.keys, (version.partition, version.offset) if version is not None else None
 
 
 def _has_key(truth: SourceDocument | None, index: str, key: bytes) -> bool:

@@ -6,9 +6,10 @@ Theory of operation
 id, until `release`; a thread renews the hold. Numbers are shared by all indexes of a keyspace, so one pin is
 one cut through all of them. It works for indexes that are not READY too.
 
-Of each slice one copy is asked: the first that holds the snapshot. When it does not any more (its node has
-restarted, the keyspace was rolled back), what was begun is worth nothing: `PinLostError`, and the job begins
-again with a newer snapshot, of another copy if need be.
+Of each slice one copy is compared with the source: the first that holds the snapshot. When it does not any
+more (its node has restarted, the keyspace was rolled back), what was begun is worth nothing: `PinLostError`,
+and the job begins again with a newer snapshot, of another copy if need be. The other copies that hold it are
+compared with that one: at one number they are the same (R47). Copies that do not, hold up nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar, get_args
 
@@ -83,6 +84,7 @@ class Pin:
     Attributes:
         nodes: (index id, slice) -> the node that is asked.
         entries: index id -> how many it has there.
+        others: (index id, slice) -> further nodes whose copies hold it.
     """
 
     number: int
@@ -91,6 +93,11 @@ class Pin:
     hold: str
     nodes: dict[Place, str]
     entries: dict[str, int] = field(default_factory=dict)
+    others: dict[Place, list[str]] = field(default_factory=dict)
+
+    def on(self, place: Place, node: str) -> Pin:
+        """The same of one copy of one slice."""
+        return replace(self, nodes={place: node}, others={})
 
 
 class SliceClient:
@@ -164,7 +171,7 @@ class SliceClient:
         )
 
     def _try_pin(self, at_least: Timestamp | None) -> Pin:
-        newest, why = self._ask_pins(-1, -1, "", 0)
+        newest, _, why = self._ask_pins(-1, -1, "", 0)
         if why:
             raise RetryableError(why)
         number = min(one.number for _, one in newest.values())
@@ -174,7 +181,7 @@ class SliceClient:
         if at_least is not None and not sample.timestamp.covers(at_least):
             raise RetryableError("the newest snapshot is older than what is wanted")
         hold = f"verify-{uuid.uuid4().hex}"
-        held, why = self._ask_pins(number, sample.incarnation, hold, LEASE_MS)
+        held, others, why = self._ask_pins(number, sample.incarnation, hold, LEASE_MS)
         timestamps = [one.timestamp for _, one in held.values()]
         if any(one.offsets() != sample.timestamp.offsets() for one in timestamps):
             why = f"slices say different timestamps of snapshot {number}"
@@ -182,7 +189,7 @@ class SliceClient:
         for (index, _), (_, one) in held.items():
             entries[index] = entries.get(index, 0) + one.entries
         nodes = {place: node for place, (node, _) in held.items()}
-        pin = Pin(number, sample.incarnation, sample.timestamp, hold, nodes, entries)
+        pin = Pin(number, sample.incarnation, sample.timestamp, hold, nodes, entries, others)
         if why:  # (it is tried again at once: what other slices hold would pile up until it runs out)
             self._lease(pin, 0)
             raise RetryableError(why)
@@ -190,11 +197,12 @@ class SliceClient:
 
     def _ask_pins(
         self, number: int, incarnation: int, hold: str, lease_ms: int
-    ) -> tuple[dict[Place, tuple[str, SlicePin]], str]:
-        """The answers of slices; and why one is missing, "" when none is. With `number` -1 the newest
-        snapshot of all copies of a slice; else the first copy that holds it: the others are not asked to.
-        Nodes that did not answer the last time are asked last, for what is missing still."""
+    ) -> tuple[dict[Place, tuple[str, SlicePin]], dict[Place, list[str]], str]:
+        """The answers of slices, further nodes that hold the same of them, and why an answer is missing, ""
+        when none is. With `number` -1 the newest snapshot of all copies of a slice; else of the first copy
+        that holds it. Nodes that did not answer the last time are asked last, for what is missing still."""
         found: dict[Place, tuple[str, SlicePin]] = {}
+        others: dict[Place, list[str]] = {}
         for index in self._records():
             by_node: dict[str, list[int]] = {}
             for slice_number, nodes in enumerate(index.placement):
@@ -203,7 +211,7 @@ class SliceClient:
             reasons = ""
             for node in sorted(by_node, key=lambda one: (one in self._silent, one)):
                 slices = by_node[node]
-                if number >= 0 or node in self._silent:
+                if node in self._silent:
                     slices = [one for one in slices if (index.id, one) not in found]
                 if not slices:
                     continue
@@ -222,12 +230,14 @@ class SliceClient:
                         reasons = one.reason or reasons
                     elif place not in found or found[place][1].number < one.number:
                         found[place] = node, one
+                    elif number >= 0:
+                        others.setdefault(place, []).append(node)
             missing = [n for n in range(index.slices) if (index.id, n) not in found]
             if missing:
                 held = f"snapshot {number}" if number >= 0 else "a snapshot"
                 why = f"slices {missing} of {index.name} do not hold {held}"
-                return found, why + (f" ({reasons})" if reasons else "")
-        return found, ""
+                return found, others, why + (f" ({reasons})" if reasons else "")
+        return found, others, ""
 
     def _keep(self, pin: Pin) -> None:
         """Renew a hold until it is given back."""
@@ -249,7 +259,8 @@ class SliceClient:
     def _lease(self, pin: Pin, lease_ms: int) -> None:
         grouped: dict[tuple[str, str], list[int]] = {}
         for (index, number), node in pin.nodes.items():
-            grouped.setdefault((index, node), []).append(number)
+            for one in (node, *pin.others.get((index, number), ())):
+                grouped.setdefault((index, one), []).append(number)
         for (index, node), slices in grouped.items():
             try:
                 ask = PinAsk(index, slices, pin.number, pin.incarnation, pin.hold, lease_ms)
@@ -281,6 +292,29 @@ class SliceClient:
             left_out += answer.left_out if stage == "forward" else 0
             duplicates += answer.duplicates[: DUPLICATES - len(duplicates)]
         return place, total, left_out, duplicates
+
+    def apart(
+        self, pin: Pin, bits: int, floors: dict[int, int], sums: Mapping[Place, Sums]
+    ) -> Iterator[tuple[Place, str, list[int]]]:
+        """Copies that are not as the one that was asked, by node, and in which buckets. One that does not
+        hold the snapshot any more, or cannot be asked, is left out.
+
+        Args:
+            sums: what `digests` had for the same arguments.
+        """
+
+        def compare(one: tuple[Place, str]) -> tuple[Place, str, list[int]]:
+            place, node = one
+            try:
+                _, mine, _, _ = self._digest(pin.on(place, node), place, bits, floors)
+            except RetryableError as error:
+                log.warning("slice %d of %s on node %s is not compared: %s", place[1], place[0], node, error)
+                return place, node, []
+            differs: list[int] = np.flatnonzero((mine != sums[place]).any(axis=0)).tolist()
+            return place, node, differs
+
+        copies = [(place, node) for place, nodes in sorted(pin.others.items()) for node in nodes]
+        yield from (one for one in self._pool.map(compare, copies) if one[2])
 
     def rows(
         self, pin: Pin, places: Iterable[Place], bits: int, buckets: Sequence[int], ids: Sequence[bytes]

@@ -7,7 +7,9 @@ Theory of operation
    summed up the same way (`source`, `newest`). Only these sums come together here.
 3. Buckets that differ are looked at in groups of bounded size, document by document (`documents`). The same
    is done for documents that share a key of a UNIQUE index.
-4. What cannot be judged, because a newer record lies past T and the source is compacted, is judged again at a
+4. Other copies of a slice are summed up, too, and compared with the one that the source was compared with:
+   where their sums differ, the documents are found by reading both.
+5. What cannot be judged, because a newer record lies past T and the source is compacted, is judged again at a
    newer snapshot, a few times.
 
 So a clean index costs one read of the source, whatever its size, and nothing is reported that live writes,
@@ -99,11 +101,16 @@ class Verification:
             outcome = VerificationResult(
                 pin, {i.id: IndexOutcome(i.id, pin.entries.get(i.id, 0)) for i in self._context.indexes}
             )
-            found, shared = self._differing(summed.result(), expected, outcome)
+            sums = summed.result()
+            found, shared = self._differing(sums, expected, outcome)
+            self._context.tell("comparing copies of slices", 0.91)
+            by_place = {place: mine for place, mine, _, _ in sums}
+            apart = list(self._context.slices.apart(pin, bits, floors, by_place))
         comparison = DocumentComparison(self._context, reader, work, outcome, began)
         comparison.judge_buckets(found, distinct >> bits)
         comparison.judge_duplicates(shared)
         comparison.judge_undecided()
+        comparison.judge_copies(apart)
         outcome.documents = reader.documents()
         self._context.source.check(pin.timestamp, pin.incarnation)
         for index in outcome.indexes.values():

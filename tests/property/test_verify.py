@@ -209,6 +209,10 @@ class FakeSlices:
                     after, more = answer.reached, answer.more
             yield place, total, left_out, []
 
+    def apart(self, *_: Any) -> Iterator[tuple[Place, str, list[int]]]:
+        """Each has one copy."""
+        return iter(())
+
     def rows(
         self, pin: Pin, places: Iterable[Place], bits: int, buckets: Sequence[int], ids: Sequence[bytes]
     ) -> Iterator[tuple[Place, list[tuple[bytes, bytes, bytes]], list[BackRow]]]:
@@ -689,6 +693,46 @@ def test_a_shared_key_of_documents_that_are_always_written_is_not_forgotten(comp
     assert (one.kind, one.id, one.others) == (DifferenceClass.UNPROVABLE, b"d0", (b"d1",))
     assert CHANGES_TOO_FAST in one.reason
     assert outcome.counts == {"UNPROVABLE": 1}
+
+
+class TwoCopies(FakeSlices):
+    """Of each slice there is another copy, on a node "m", some of which have lost or got something."""
+
+    def __init__(self, held: Held_, until: dict[int, int], other: Held_) -> None:
+        super().__init__(held, until, held, until, 9)
+        self._other = FakeSlices(other, until, other, until, 9)
+
+    def apart(self, *arguments: Any) -> Iterator[tuple[Place, str, list[int]]]:
+        pin, bits, floors, sums = arguments
+        for place, mine, _, _ in self._other.digests(pin, bits, floors):
+            if differs := np.flatnonzero((mine != sums[place]).any(axis=0)).tolist():
+                yield place, "m", differs
+
+    def rows(
+        self, pin: Pin, places: Iterable[Place], bits: int, buckets: Sequence[int], ids: Sequence[bytes]
+    ) -> Iterator[tuple[Place, list[tuple[bytes, bytes, bytes]], list[BackRow]]]:
+        places = list(places)
+        if {pin.nodes[place] for place in places} == {"m"}:
+            return self._other.rows(pin, places, bits, buckets, ids)
+        return super().rows(pin, places, bits, buckets, ids)
+
+
+def test_documents_of_which_copies_hold_something_else_are_named() -> None:
+    log = Log([Record(n % 2, n // 2, b"d%d" % n, ("a", (), n)) for n in range(200)])
+    until = log.ends()
+    held, other = indexed(log, until), indexed(log, until)
+    place = next(place for place, slice_ in other.items() if place[0] == CITY and b"d7" in slice_.back)
+    (key,) = other[place].back.pop(b"d7").keys
+    del other[place].entries[key + b"d7"]
+    outcome = verified(log, TwoCopies(held, until, other), FakeReader(log, 1, 1 << 20))
+    (one,) = outcome.differences
+    assert (one.kind, one.index, one.id) == (DifferenceClass.COPIES_DIFFER, CITY, b"d7")
+    assert (len(one.expected), one.found) == (1, ())
+    assert f"slice {place[1]} on node m" in one.reason
+    assert not is_clean(outcome.counts)
+    outcome = verified(log, TwoCopies(held, until, other), FakeReader(log, 1, 1 << 20), 0)
+    assert outcome.counts == {"NOT_EXAMINED": 1}
+    assert verified(log, TwoCopies(held, until, held), FakeReader(log, 1, 1 << 20)).counts == {}
 
 
 class Racing(FakeReader):

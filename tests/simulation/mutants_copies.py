@@ -18,10 +18,17 @@ from indexer.hosting.placed import Placed
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.copies import CopyRecord
 from keytide.catalog.records import IndexRecord
+from streaming.verify.slices import SliceClient
 from tests.simulation.mutants import mutant
 from tests.simulation.mutants_unit import unit_mutant
 from tests.simulation.planting import Patches
-from tests.unit import test_copies_filling, test_copies_lost, test_copies_trimming, test_copying
+from tests.unit import (
+    test_copies_filling,
+    test_copies_lost,
+    test_copies_trimming,
+    test_copying,
+    test_verify_slices,
+)
 
 LOSSES = ("damage", "disk-loss")
 
@@ -115,3 +122,13 @@ def never_let_go(patches: Patches) -> None:
 @mutant("R43, the last one", "a copy that leaves does not count again", faults=LOSSES)
 def never_count_again(patches: Patches) -> None:
     patches.put(LeavingCopies, "_left_alone", lambda self, *_: False)
+
+
+@unit_mutant(
+    "R47",
+    "a verification looks at one copy of each slice only",
+    "histories compare every commit of every copy by themselves",
+    test_verify_slices.test_copies_that_are_not_the_same_are_told_apart,
+)
+def compare_one_copy(patches: Patches) -> None:
+    patches.put(SliceClient, "apart", lambda self, *_: iter(()))

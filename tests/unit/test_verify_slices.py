@@ -131,22 +131,40 @@ def test_a_replica_answers_for_a_node_that_is_down() -> None:
         assert set(told) == {"n1"}
 
 
-def test_one_copy_of_each_slice_is_asked_to_hold_a_snapshot() -> None:
+def test_every_copy_that_can_holds_the_snapshot_until_it_is_given_back() -> None:
     made = world(replicas=1)
     fill(made, 7)
-    with asked(made) as (slices, told):
+    with asked(made) as (slices, _):
         pin = slices.pin()
-        held = {
-            (view.node_id, key[1])
-            for view in made.views.values()
-            for key, one in view.slices.items()
-            if one.snapshots[7].leases
+        copies = {
+            (view.node_id, key[1]): one for view in made.views.values() for key, one in view.slices.items()
         }
-        assert held == {(node, number) for (_, number), node in pin.nodes.items()}
-        assert len(held) == SLICES
-        told.clear()
+        assert {place for place, one in copies.items() if one.snapshots[7].leases} == copies.keys()
+        assert len(copies) == 2 * SLICES
+        assert sum(pin.entries.values()) == SLICES, "each slice is counted once"
         slices.release(pin)
-        assert set(told) == set(pin.nodes.values())
+        assert all(one.snapshots[7].leases[pin.hold] <= 1_000 for one in copies.values())
+
+
+def test_copies_that_are_not_the_same_are_told_apart() -> None:
+    """One has another entry, one lacks its own; what a copy that is gone has is not asked."""
+    made = world(replicas=1)
+    fill(made, 7)
+    index = made.index("i").id
+    with asked(made) as (slices, _):
+        pin = slices.pin()
+        sums = {place: mine for place, mine, _, _ in slices.digests(pin, 0, {})}
+        assert list(slices.apart(pin, 0, {}, sums)) == []
+        ((other, *_), (another, *_)) = (pin.others[index, 0], pin.others[index, 1])
+        wrong = [Doc(["x"], "d9").entry((False,))]
+        made.views[other].slices[index, 0].snapshots[7].entries = wrong
+        made.views[another].slices[index, 1].snapshots[7].entries = []
+        found = list(slices.apart(pin, 0, {}, sums))
+        assert found == [((index, 0), other, [0]), ((index, 1), another, [0])]
+        ((_, rows, _),) = slices.rows(pin.on((index, 0), other), [(index, 0)], 0, [0], [])
+        assert [row[0] for row in rows] == [b"d9"]
+        made.views[other].slices[index, 0].restart()
+        assert [place for place, _, _ in slices.apart(pin, 0, {}, sums)] == [(index, 1)]
 
 
 def test_a_copy_that_lags_holds_no_verification_back() -> None:

@@ -30,6 +30,9 @@ class DifferenceClass(StrEnum):
     WRONG_RECORD = "WRONG_RECORD"
     """The entries are right, and what the slice remembers of the document (its version, its keys) is not: its
     next change may be ignored, or leave an entry behind."""
+    COPIES_DIFFER = "COPIES_DIFFER"
+    """Two copies of a slice hold something else of the document at one snapshot: one of them is damaged
+    (R47). Expected is what the copy has that was compared with the source, found what the other one has."""
     UNPROVABLE = "UNPROVABLE"
     """Index and source differ, and the source no longer holds the proof of what is right."""
 
