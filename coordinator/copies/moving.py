@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from coordinator.builds.registry import BuildRegistry
 from coordinator.catalog.registry import ConflictError
-from coordinator.copies.balancing import PlannedNode, PlannedSlice, plan
+from coordinator.copies.balancing import PlannedNode, PlannedSlice, Sketch
 from coordinator.copies.beginning import Beginnings
 from coordinator.copies.choosing import TURN, Choosing, Purpose
 from coordinator.copies.leaving import LeavingCopies
@@ -126,9 +126,9 @@ class Moves:
             for number, nodes in enumerate(index.placement)
         )
 
-    def plan(self) -> list[Move]:
-        """The moves that a rebalance would begin with now. Copies on nodes that are drained move without;
-        slices with a copy on a node that is silent stay as they are, for it may come back.
+    def sketch(self) -> Sketch:
+        """What a rebalance would be planned from now. Copies on nodes that are drained move without; slices
+        with a copy on a node that is silent stay as they are, for it may come back.
 
         Raises:
             ConflictError: no node is live that may have slices.
@@ -148,14 +148,10 @@ class Moves:
             for index in catalog.indexes()
             for number in range(len(index.placement))
         ]
-        return plan(slices, nodes, self._room)
+        return Sketch(slices, nodes, self._room)
 
-    def rebalance(self, now: int) -> tuple[RebalanceRecord, list[Instruction]]:
-        """Carry out what is planned now. Raises as both."""
-        return self.carry_out(self.plan(), now)
-
-    def carry_out(self, moves: list[Move], now: int) -> tuple[RebalanceRecord, list[Instruction]]:
-        """Begin a rebalance (it is DONE at once when there is nothing to move).
+    def check_none_runs(self) -> None:
+        """See that a rebalance can begin.
 
         Raises:
             ConflictError: one is running.
@@ -166,6 +162,11 @@ class Moves:
                 problem_type="rebalance-running",
                 next_step=f"wait for it (`keytide job show {one.id}`), or cancel it",
             )
+
+    def carry_out(self, moves: list[Move], now: int) -> tuple[RebalanceRecord, list[Instruction]]:
+        """Begin a rebalance (it is DONE at once when there is nothing to move). Raises as
+        `check_none_runs`."""
+        self.check_none_runs()
         record = RebalanceRecord(
             id=f"rebalance-{self._dictionary.number()}",
             state="RUNNING",

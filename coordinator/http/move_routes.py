@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import FastAPI, Response
@@ -43,8 +44,13 @@ def add_moves(app: FastAPI, access: LeaderAccess) -> None:
     async def rebalance(response: Response, body: RebalanceBody | None = None) -> Any:
         """Copies move until nodes have about as many entries each, a few at a time; scans and writes go on.
         Answers with the job; with `dry_run`, with its moves and 200, and nothing moves."""
-        if body is not None and body.dry_run:
+        dry_run = body is not None and body.dry_run
+        if not dry_run:
+            await access.look(lambda leader, _: leader.copies.moves.check_none_runs())
+        sketch = await access.look(lambda leader, _: leader.copies.moves.sketch())
+        moves = await asyncio.to_thread(sketch.plan)  # (the leader goes on meanwhile)
+        if dry_run:
             response.status_code = 200
-            return await access.look(lambda leader, _: copies.plan(leader, leader.copies.moves.plan()))
-        outcome = await access.change(lambda commands, now: commands.rebalance(now))
+            return await access.look(lambda leader, _: copies.plan(leader, moves))
+        outcome = await access.change(lambda commands, now: commands.rebalance(moves, now))
         return await access.look(lambda leader, now: job_views.shown(leader, outcome.job, now))

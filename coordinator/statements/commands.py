@@ -28,6 +28,7 @@ from coordinator.statements.copy_rates import drain_of, set_rate
 from coordinator.statements.keyspaces import take_keyspace
 from coordinator.statements.names import check_name, taken
 from coordinator.statements.replacing import check_no_layout, like_before, new_layout, same, with_slices
+from keytide.catalog.copies import Move
 from keytide.catalog.records import BuildRecord, IndexRecord, JobKind
 from keytide.catalog.table_origin import TableOrigin
 from keytide.definition.index import IndexDefinition
@@ -364,9 +365,9 @@ class Commands:
         _, out = self._moves.undrain(node)
         return self._done(now, f"node {node} may have slices again", job=DRAIN + node, out=out)
 
-    def rebalance(self, now: int) -> CommandResult:
-        """Have copies move until nodes have about as much. Raises as `Moves.rebalance`."""
-        record, out = self._moves.rebalance(now)
+    def rebalance(self, moves: list[Move], now: int) -> CommandResult:
+        """Carry out what was planned (`Moves.sketch`). Raises as `Moves.carry_out`."""
+        record, out = self._moves.carry_out(moves, now)
         return self._done(now, f"rebalance {record.id} begins", job=record.id, out=out)
 
     def _reading(self, build: str, what: str) -> BuildRecord:

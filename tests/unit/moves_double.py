@@ -27,7 +27,16 @@ class MovesDouble:
         self.planned: list[Move] = []
         self.waiting = leader.copies.moves.waiting
         self._dictionary = leader.dictionary
-        for name in ("drain", "undrain", "copies_on", "plan", "rebalance", "find", "cancel"):
+        for name in (
+            "drain",
+            "undrain",
+            "copies_on",
+            "sketch",
+            "check_none_runs",
+            "carry_out",
+            "find",
+            "cancel",
+        ):
             patch.setattr(Moves, name, (lambda method: lambda _, *given: method(*given))(getattr(self, name)))
 
     def drain(self, node: str, now: int) -> tuple[NodeRecord, list[Instruction]]:
@@ -44,16 +53,22 @@ class MovesDouble:
     def copies_on(self, node: str) -> int:
         return self.on.get(node, 0)
 
+    def sketch(self) -> MovesDouble:
+        return self
+
     def plan(self) -> list[Move]:
         return self.planned
 
-    def rebalance(self, now: int) -> tuple[RebalanceRecord, list[Instruction]]:
+    def check_none_runs(self) -> None:
         if any(one.state == "RUNNING" for one in self._dictionary.catalog.rebalances()):
             raise ConflictError("a rebalance is running")
-        state: RebalanceState = "RUNNING" if self.planned else "DONE"
-        left = list(range(len(self.planned)))
+
+    def carry_out(self, moves: list[Move], now: int) -> tuple[RebalanceRecord, list[Instruction]]:
+        self.check_none_runs()
+        state: RebalanceState = "RUNNING" if moves else "DONE"
+        left = list(range(len(moves)))
         id_ = f"r{self._dictionary.number()}"
-        record = RebalanceRecord(id_, state, now, self.planned, left, finished_at=0 if left else now)
+        record = RebalanceRecord(id_, state, now, moves, left, finished_at=0 if left else now)
         self._dictionary.put(record)
         return record, []
 

@@ -13,7 +13,6 @@ from msgspec import structs
 from typer.testing import CliRunner
 
 from coordinator.catalog.registry import ConflictError
-from coordinator.copies.moving import Moves
 from coordinator.jobs.registry import NoSuchJobError
 from coordinator.statements.copy_rates import LEAST, MOST
 from coordinator.views import jobs as job_views
@@ -129,12 +128,9 @@ def test_a_node_that_is_undrained_forgets_the_rate() -> None:
     assert world.record().rate == 0
 
 
-def test_a_rebalance_gives_its_rate_to_the_copies_that_it_has_and_that_it_begins(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Moves, "plan", lambda _: [Move(INDEX, number, "n1", "n3") for number in (0, 1)])
+def test_a_rebalance_gives_its_rate_to_the_copies_that_it_has_and_that_it_begins() -> None:
     world = serving([["n1"], ["n1"], ["n2"]])
-    order(world, "rebalance")
+    order(world, "rebalance", [Move(INDEX, number, "n1", "n3") for number in (0, 1)])
     (id_,) = (one.id for one in world.leader.dictionary.catalog.rebalances())
     world.go(500)
     record = world.record()
@@ -148,11 +144,10 @@ def test_a_rebalance_gives_its_rate_to_the_copies_that_it_has_and_that_it_begins
     assert rates(world) == {second.id: 2 * RATE}
 
 
-def test_only_what_belongs_to_a_job_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_belongs_to_a_job_is_changed() -> None:
     """A copy that a rebalance moves off a node is not of the drain of the node."""
-    monkeypatch.setattr(Moves, "plan", lambda _: [Move(INDEX, 0, "n1", "n3")])
     world = serving([["n1"], ["n1"], ["n2"]], copies_per_node=100)
-    order(world, "rebalance")
+    order(world, "rebalance", [Move(INDEX, 0, "n1", "n3")])
     world.go(500)
     (moved,) = world.records()
     order(world, "drain", "n1")
@@ -183,7 +178,7 @@ def test_at_the_least_rate_a_source_keeps_what_it_reads() -> None:
     assert 4 * 1_000 * CHUNK_BYTES / LEAST < IDLE_MS
 
 
-def test_jobs_that_fill_no_copies_or_are_over_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_that_fill_no_copies_or_are_over_are_refused() -> None:
     world = serving([["n1"], ["n2"]])
     with pytest.raises(NoSuchJobError, match="no job 'c99'"):
         throttle(world, "c99", RATE)
@@ -194,8 +189,7 @@ def test_jobs_that_fill_no_copies_or_are_over_are_refused(monkeypatch: pytest.Mo
     with pytest.raises(ConflictError, match="of kind verify, which fills no copies") as caught:
         throttle(world, job, RATE)
     assert caught.value.problem_type == "job-fills-no-copies"
-    monkeypatch.setattr(Moves, "plan", lambda _: [])
-    order(world, "rebalance")
+    order(world, "rebalance", [])
     (over,) = (one.id for one in world.leader.dictionary.catalog.rebalances())
     order(world, "drain", "n3")
     for id_, why in ((over, "it is DONE"), ("drain-n3", "node n3 has no copies any more")):

@@ -38,7 +38,7 @@ def moves(world: CopyWorld, monkeypatch: pytest.MonkeyPatch) -> MovesDouble:
     return MovesDouble(monkeypatch, world.leader)
 
 
-def order(world: CopyWorld, name: str, *given: str) -> CommandResult:
+def order(world: CopyWorld, name: str, *given: Any) -> CommandResult:
     """A command, committed."""
     answer: CommandResult = getattr(world.leader.commands, name)(*given, world.now)
     world.take(answer.instructions)
@@ -177,13 +177,13 @@ def test_a_rebalance_is_a_job(world: CopyWorld, moves: MovesDouble) -> None:
         ],
         "bytes": 4_000,
     }
-    id_ = order(world, "rebalance").job
+    id_ = order(world, "rebalance", MOVES).job
     job = shown(world, id_)
     assert (job["kind"], job["state"], job["percent"], job["eta_s"]) == ("rebalance", "RUNNING", 0.0, None)
     assert (job["indexes"], job["detail"]) == (["by_city"], "0 of 2 moves are done")
     assert job["keyspace"] is None
     with pytest.raises(ConflictError):
-        order(world, "rebalance")
+        order(world, "rebalance", MOVES)
     with pytest.raises(ConflictError, match="it has no report"):
         world.leader.jobs.get(id_)
     assert order(world, "cancel_job", id_).message == f"rebalance {id_} is cancelled"

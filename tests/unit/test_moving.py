@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from coordinator.catalog.registry import ConflictError
+from coordinator.copies.balancing import Sketch
 from coordinator.copies.moving import KEPT, Moves, NoSuchNodeError, NoSuchRebalanceError
 from keytide.catalog.copies import CopyRecord, Move, RebalanceRecord
 from keytide.errors import RetryableError
@@ -46,7 +47,7 @@ def fill_all(world: CopiesWorld) -> list[CopyRecord]:
 
 
 def rebalance(world: CopiesWorld) -> str:
-    record, out = moves(world).rebalance(world.now)
+    record, out = moves(world).carry_out(moves(world).sketch().plan(), world.now)
     world.take(world.leader._settle(out, world.now))
     return record.id
 
@@ -192,7 +193,7 @@ def test_who_cannot_be_drained() -> None:
 
 
 def planned(monkeypatch: pytest.MonkeyPatch, *found: Move) -> None:
-    monkeypatch.setattr(Moves, "plan", lambda self: list(found))
+    monkeypatch.setattr(Sketch, "plan", lambda self: list(found))
 
 
 def test_a_rebalance_carries_out_its_moves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +206,7 @@ def test_a_rebalance_carries_out_its_moves(monkeypatch: pytest.MonkeyPatch) -> N
         (1, "n2", "n1", id_),
     ]
     with pytest.raises(ConflictError, match="is running"):
-        moves(world).rebalance(world.now)
+        moves(world).carry_out([], world.now)
     fill_all(world)
     world.go(3_000)
     record = moves(world).find(id_)
@@ -384,20 +385,20 @@ def test_nothing_moves_off_a_node_that_is_silent_for_a_while() -> None:
     world = serving([["n1", "n2"], ["n2", "n1"]])
     world.nodes["n1"].up = False
     world.go(5_000)
-    assert moves(world).plan() == []
+    assert moves(world).sketch().plan() == []
 
 
 def test_nothing_is_planned_before_all_nodes_are_heard() -> None:
     world = serving([["n1"], ["n1"]])
     world.succeed()
-    for ask in (moves(world).plan, lambda: moves(world).drain("n1", world.now)):
+    for ask in (moves(world).sketch, lambda: moves(world).drain("n1", world.now)):
         with pytest.raises(RetryableError, match="has not heard n1, n2, n3 yet"):
             ask()
     world.go(1_000)
-    assert len(moves(world).plan()) == 1
+    assert len(moves(world).sketch().plan()) == 1
     for node in world.nodes.values():
         node.up = False
     world.succeed()
     world.go(LIMITS.node_timeout_ms + 1_000)
     with pytest.raises(ConflictError, match="no indexer node is live"):
-        moves(world).rebalance(world.now)
+        moves(world).sketch()
