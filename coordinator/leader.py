@@ -163,9 +163,11 @@ class Leader:
     def _remember_node(self, message: NodeHeartbeat, now: int) -> None:
         known = self.dictionary.catalog.records.get(f"node/{message.node}")
         if not isinstance(known, NodeRecord):
-            self.dictionary.put(NodeRecord(message.node, message.url, now, zone=message.zone))
-        elif (known.url, known.zone) != (message.url, message.zone):
-            self.dictionary.put(replace(known, url=message.url, zone=message.zone))
+            self.dictionary.put(
+                NodeRecord(message.node, message.url, now, zone=message.zone, roles=message.roles)
+            )
+        elif (known.url, known.zone, known.roles) != (message.url, message.zone, message.roles):
+            self.dictionary.put(replace(known, url=message.url, zone=message.zone, roles=message.roles))
 
     def _check_lateness(self, source: SourceStatus) -> list[Instruction]:
         """Late projectors of a compacted topic: hold timestamps back (R27), give up indexes (R26)."""

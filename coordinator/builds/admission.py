@@ -81,13 +81,13 @@ class BuildAdmission:
         else:
             try:
                 catalog = self._registry.dictionary.catalog
-                load, zones, drained = (
+                load, zones, closed = (
                     counts(live_nodes, catalog.indexes()),
                     catalog.zones(),
-                    catalog.drained(),
+                    catalog.closed(),
                 )
                 placement = {
-                    i.id: place(i.slices, i.definition.replicas, load, zones, drained) for i in indexes
+                    i.id: place(i.slices, i.definition.replicas, load, zones, closed) for i in indexes
                 }
             except TooFewNodesError as error:
                 return {}, f"indexer nodes: {error.message}"
@@ -111,8 +111,8 @@ class BuildAdmission:
         incarnation = self._registry.incarnation(record.keyspace)
         if run.incarnation != incarnation or record.keyspace in self._registry.halted:
             return []  # what was sampled may be of a history that is over: the next tick prepares it again
-        drained = self._registry.dictionary.catalog.drained()
-        if not record.rebuild and not drained.isdisjoint(nodes_of(_slots(run.placement))):
+        closed = self._registry.dictionary.catalog.closed()
+        if not record.rebuild and not closed.isdisjoint(nodes_of(_slots(run.placement))):
             return []  # meanwhile: the next tick places its slices anew
         if self._another_topic(record.keyspace, event):
             run.again_at = event.now + AGAIN_MS

@@ -2,7 +2,8 @@
 
 Each replica of each slice goes to the node that has the fewest slices so far (of all indexes), names
 deciding ties: with equal nodes that is round robin. Replicas of one slice lie on different nodes, and as long
-as there are zones without one, in different zones. Nodes that are drained get none.
+as there are zones without one, in different zones. Nodes that are drained, or have not the role for it, get
+none.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def place(
     replicas: int,
     load: dict[str, int],
     zones: Mapping[str, str],
-    drained: Set[str] = frozenset(),
+    closed: Set[str] = frozenset(),
 ) -> list[list[str]]:
     """Nodes for each slice, the first of which is asked first.
 
@@ -46,18 +47,19 @@ def place(
         replicas: copies beside the first.
         load: slice replicas per live node; raised by what is placed here.
         zones: node -> what fails together with it; of every live node.
-        drained: nodes that get no slice.
+        closed: nodes that get no slice.
 
     Raises:
         TooFewNodesError: there are fewer nodes than replicas.
     """
     needed = replicas + 1
-    open_ = sorted(load.keys() - drained)
+    open_ = sorted(load.keys() - closed)
     if len(open_) < needed:
-        closed = len(load) - len(open_)
+        shut = len(load) - len(open_)
         step = "start one: `python -m indexer`, or `keytide up --nodes N` for a local cluster"
-        step += "; or let one have slices again: `keytide node undrain NODE`" if closed else ""
-        raise TooFewNodesError(shortage(len(open_), needed, closed), next_step=step)
+        again = "`keytide node undrain NODE`, or the role `index` for it (setting indexer.roles)"
+        step += f"; or let one have slices again: {again}" if shut else ""
+        raise TooFewNodesError(shortage(len(open_), needed, shut), next_step=step)
     placement: list[list[str]] = []
     for _ in range(slices):
         chosen: list[str] = []
@@ -71,17 +73,17 @@ def place(
     return placement
 
 
-def shortage(live: int, needed: int, drained: int = 0) -> str:
+def shortage(live: int, needed: int, closed: int = 0) -> str:
     """That fewer indexer nodes are live than are needed, in words.
 
     Args:
         live: those that may have slices.
-        drained: live ones that may not.
+        closed: live ones that may not.
     """
-    one, several = (" that is not drained", " that are not drained") if drained else ("", "")
+    which = " that may have slices" if closed else ""
     if not live:
-        return f"no indexer node{one} is live" + (f", and {needed} are needed" if needed > 1 else "")
-    have = f"1 indexer node{one} is" if live == 1 else f"{live} indexer nodes{several} are"
+        return f"no indexer node{which} is live" + (f", and {needed} are needed" if needed > 1 else "")
+    have = f"1 indexer node{which} is" if live == 1 else f"{live} indexer nodes{which} are"
     return f"only {have} live, and {needed} are needed"
 
 

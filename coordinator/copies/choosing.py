@@ -1,6 +1,6 @@
 """Where a copy is filled, and from which one. Pure (R39).
 
-A node that is live, not drained, has no copy of the slice and has room for one. Of these one in a zone
+A node that is live, may have slices, has no copy of this one and has room for one. Of these one in a zone
 without a copy, also where its turn has to be waited for, unless filling it has come to nothing on all of
 them. Of these one on which it has not come to nothing before, then the one that has lost it (it has the room,
 and the placement stays as it was), then the one with the fewest slices. The copy that it is filled from
@@ -78,8 +78,9 @@ class Choosing:
         self._room = room
         self.filled = catalog.copies_of_slices()
         self._drained = catalog.drained()
+        self._closed = catalog.closed()
         self._zones = catalog.zones()
-        self._load = counts((one for one in nodes.live() if one not in self._drained), catalog.indexes())
+        self._load = counts((one for one in nodes.live() if one not in self._closed), catalog.indexes())
         self._busy: Counter[str] = Counter()
         self._promised: Counter[str] = Counter()
         for record in catalog.copies():
@@ -146,12 +147,11 @@ class Choosing:
             away = "not live" if purpose.target not in self._nodes.live() else "to have no other copy of it"
             return "", f"node {purpose.target}, which is {away}"
         if not others:
-            beside = holders.union(node for node in self._drained if node in self._nodes.live())
+            beside = holders.union(node for node in self._closed if node in self._nodes.live())
             words = f"none is live beside {', '.join(sorted(beside))}"
-            drained = sorted(beside & self._drained)
             leaves = sorted(index.leaving.get(number, ()))
             first = f"the copy that leaves node {' or '.join(leaves)} to be gone, or " if leaves else ""
-            return "", f"{first}another indexer node: {words}{_drained(drained)}; start one"
+            return "", f"{first}another indexer node: {words}{self._why_closed(beside)}; start one"
         roomy = [
             node
             for node in others
@@ -171,7 +171,10 @@ class Choosing:
             return "", TURN
         return min(free, key=lambda n: (failures.get(n, 0), n != preferred, self._load[n], n)), ""
 
-
-def _drained(nodes: list[str]) -> str:
-    """That some of those are drained, in words."""
-    return f" ({', '.join(nodes)} {'is' if len(nodes) == 1 else 'are'} drained)" if nodes else ""
+    def _why_closed(self, nodes: set[str]) -> str:
+        """That some of those may have no slices, in words."""
+        drained = ", ".join(sorted(nodes & self._drained))
+        others = ", ".join(sorted(nodes & self._closed - self._drained))
+        said = [f"{drained} {'are' if ',' in drained else 'is'} drained"] if drained else []
+        said += [f"{others} {'have' if ',' in others else 'has'} not the role index"] if others else []
+        return f" ({'; '.join(said)})" if said else ""

@@ -223,7 +223,7 @@ class Copies:
 
     def _too_many(self, index: IndexRecord, number: int, filled: list[CopyRecord]) -> list[Instruction]:
         """One copy more than the slice is to have is given up, or leaves (R43): rather one that is being
-        filled, then one that does not serve, then one on a node that is drained, then the last."""
+        filled, then one that does not serve, then one on a node that may have none, then the last."""
         nodes, key = index.placement[number], (index.id, number)
         extra = [record for record in filled if record.replaces not in nodes]
         wanted = index.definition.replicas + 1
@@ -233,9 +233,9 @@ class Copies:
             return self._beginnings.give_up(spare[-1], why, level="info") if spare else []
         if len(nodes) <= wanted or key in self._nodes.lost:
             return []
-        drained = self._dictionary.catalog.drained()
+        closed = self._dictionary.catalog.closed()
         order = {
-            one: (self._reports.serves(index, number, one), one not in drained, -place)
+            one: (self._reports.serves(index, number, one), one not in closed, -place)
             for place, one in enumerate(nodes)
         }
         node = min(order, key=lambda one: order[one])

@@ -127,8 +127,9 @@ class Moves:
         )
 
     def sketch(self) -> Sketch:
-        """What a rebalance would be planned from now. Copies on nodes that are drained move without; slices
-        with a copy on a node that is silent stay as they are, for it may come back.
+        """What a rebalance would be planned from now. Copies on nodes that are drained move without; those on
+        nodes that have the role for slices no more move by it. Slices with a copy on a node that is silent
+        stay as they are, for it may come back.
 
         Raises:
             ConflictError: no node is live that may have slices.
@@ -137,6 +138,7 @@ class Moves:
         catalog, open_ = self._dictionary.catalog, self._heard_nodes()
         if not open_:
             raise _too_few()
+        here = open_ | (set(self._nodes.live()) & catalog.closed() - catalog.drained())
         nodes = [
             PlannedNode(one.id, one.zone, self._nodes.by_id[one.id].heartbeat.disk_free)
             for one in catalog.nodes()
@@ -144,7 +146,7 @@ class Moves:
         ]
         moving = catalog.copies_of_slices()
         slices = [
-            self._planned(index, number, moving.get((index.id, number), []), open_)
+            self._planned(index, number, moving.get((index.id, number), []), here)
             for index in catalog.indexes()
             for number in range(len(index.placement))
         ]
@@ -219,8 +221,8 @@ class Moves:
     def unwanted(self, record: CopyRecord, index: IndexRecord) -> str:
         """Why a copy that is being filled is not wanted any more, "" when it is."""
         catalog = self._dictionary.catalog
-        if record.node in catalog.drained():
-            return "its node is drained"
+        if record.node in catalog.closed():
+            return "its node is drained, or has not the role index any more"
         if record.replaces not in index.placement[record.slice] or record.replaces in catalog.drained():
             return ""
         running = {one.id for one in self._running()}
@@ -350,8 +352,8 @@ class Moves:
     def _expected_nodes(self) -> set[str]:
         """Nodes that may have slices, but for those that are not expected back. (One that is started again,
         or that this leader has not heard yet, has its moves later.)"""
-        nodes = self._dictionary.catalog.nodes()
-        return {one.id for one in nodes if not one.drained_at and not self._nodes.gone(one.id)}
+        catalog = self._dictionary.catalog
+        return {one.id for one in catalog.nodes() if not self._nodes.gone(one.id)} - catalog.closed()
 
     def _held(self, node: str) -> Iterator[Slice]:
         """The slices of which a node has a copy that counts."""
@@ -361,15 +363,15 @@ class Moves:
                     yield index.id, number
 
     def _planned(
-        self, index: IndexRecord, number: int, moving: list[CopyRecord], open_: set[str]
+        self, index: IndexRecord, number: int, moving: list[CopyRecord], here: set[str]
     ) -> PlannedSlice:
-        """A slice as it will lie when what is under way is done."""
+        """A slice as it will lie when what is under way is done. `here`: live nodes, not drained."""
         nodes = list(index.placement[number])
         said = [self._reports.counted(index, number, node) for node in nodes]
         entries = max((one.entries for one in said if one is not None), default=0)
         size = max((one.bytes for one in said if one is not None), default=0)
         serves = any(self._reports.serves(index, number, node) for node in nodes)
-        movable = index.state == "READY" and serves and not moving and open_.issuperset(nodes)
+        movable = index.state == "READY" and serves and not moving and here.issuperset(nodes)
         for record in moving:
             nodes = [one for one in nodes if one != record.replaces] + [record.node]
         return PlannedSlice(index.id, number, tuple(nodes), entries, size, movable)
@@ -379,7 +381,7 @@ def _too_few(other: str = "") -> ConflictError:
     return ConflictError(
         f"no {other}indexer node is live that may have slices",
         problem_type="too-few-nodes",
-        next_step="start another one, or undrain one (`keytide node list`)",
+        next_step="start another one, undrain one, or give one the role `index` (`keytide node list`)",
     )
 
 

@@ -132,7 +132,9 @@ def _add_statements(app: FastAPI, access: LeaderAccess) -> None:
             statement = parse_statement(body.statement)
         except QueryElsewhereError as query:
             nodes = await access.look(views.nodes)
-            query.extra["nodes"] = [node["url"] for node in nodes if node["live"] and node["url"]]
+            query.extra["nodes"] = [
+                node["url"] for node in nodes if node["live"] and node["url"] and "scan" in node["roles"]
+            ]
             raise
         if not isinstance(statement, CreateIndex):
             outcome = await access.change(lambda commands, now: commands.execute(statement, None, now))

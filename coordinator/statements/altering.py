@@ -160,11 +160,11 @@ def _what_follows(builds: Builds, index: IndexRecord) -> str:
             f"{_copies(more)} {'leaves' if more == 1 else 'leave'}, which still serve pages for a while"
         )
     if missing := sum(max(0, wanted - len(nodes)) for nodes in index.placement):
-        drained = builds.registry.dictionary.catalog.drained()
-        live = len(set(builds.nodes.live()) - drained)
+        closed = builds.registry.dictionary.catalog.closed()
+        live = len(set(builds.nodes.live()) - closed)
         words.append(f"{_copies(missing)} {'is' if missing == 1 else 'are'} filled from those that there are")
         if live < wanted:
-            words.append(f"{shortage(live, wanted, len(drained))}: the rest waits")
+            words.append(f"{shortage(live, wanted, len(closed))}: the rest waits")
     return "; ".join(words or ["so many there are"])
 
 

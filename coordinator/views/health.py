@@ -22,6 +22,7 @@ from coordinator.views import views
 from coordinator.views.copies import drain_state
 from coordinator.views.index_health import answers, index_reasons
 from keytide.model.health import Reason, Verdict, verdict
+from keytide.model.roles import Role
 
 DRIVER_SILENT_MS = 10_000
 """A driver reports twice a second."""
@@ -75,6 +76,12 @@ def _cluster(leader: Leader) -> Iterator[Reason]:
     say = partial(Reason, "cluster", leader.dictionary.topics.cluster)
     if not leader.dictionary.catalog.nodes():
         yield say("degraded", "there are no indexer nodes", "start one: `python -m indexer`")
+    for role, what in _missing_roles(leader):
+        yield say(
+            "degraded",
+            f"no indexer node with the role {role} is live: {what}",
+            "start one with it (setting indexer.roles), or give it to one that runs, and start that again",
+        )
     if leader.foreign:
         yield say(
             "ok",
@@ -89,6 +96,19 @@ def _cluster(leader: Leader) -> Iterator[Reason]:
             f"the disk of {room.folder} is nearly full, {_mib(room.free)} are free: builds pause",
             "make room there",
         )
+
+
+def _missing_roles(leader: Leader) -> Iterator[tuple[Role, str]]:
+    """The roles that nobody has of the nodes that are live or may be, and what that means; none where there
+    is no such node at all."""
+    nodes = leader.stability.nodes
+    there = set(nodes.live())
+    there.update(nodes.unheard(one.id for one in leader.dictionary.catalog.nodes()))
+    known = [one for one in leader.dictionary.catalog.nodes() if one.id in there]
+    if known and not any(one.has("index") for one in known):
+        yield "index", "slices can be placed nowhere"
+    if known and not any(one.has("scan") for one in known):
+        yield "scan", "only gateways answer scans"
 
 
 def _keyspace(leader: Leader, name: str, stream: StabilityStream, now: int) -> Iterator[Reason]:
@@ -167,7 +187,10 @@ def _nodes(leader: Leader) -> Iterator[Reason]:
             held.update(names)
             if not answers(leader, index, number):
                 alone.update(names)
-    for record in leader.dictionary.catalog.nodes():
+    catalog = leader.dictionary.catalog
+    placed = {name for index in catalog.indexes() for names in index.placement for name in names}
+    running = any(one.state == "RUNNING" for one in catalog.rebalances())
+    for record in catalog.nodes():
         name, known = record.id, leader.stability.nodes.by_id.get(record.id)
         say = partial(Reason, "node", f"node {name}")
         drain = drain_state(leader, record)
@@ -178,6 +201,13 @@ def _nodes(leader: Leader) -> Iterator[Reason]:
                 "ok" if waits == TURN or waits.startswith(READERS) else "degraded",
                 f"it is being drained, and copies are still on it: the next waits for {waits}",
                 f"see `keytide job show {DRAIN}{name}`; `keytide node undrain {name}` gives it up",
+            )
+        if not drain and not record.has("index") and name in placed and not running:
+            yield say(
+                "degraded",
+                f"it has not the role index, and {_copies(leader.copies.moves.copies_on(name))} on it",
+                f"`keytide rebalance` moves them to others, or `keytide node drain {name}`; or give it the "
+                "role again (setting indexer.roles)",
             )
         if failure_detector.suspected(node_subject(name)) and not failure_detector.deaf:
             silence = _seconds(failure_detector.silence(node_subject(name)))
@@ -242,6 +272,10 @@ def _jobs(leader: Leader) -> Iterator[Reason]:
                 f"it has failed: {job.error}",
                 f"put that right, then start it again: `keytide index {job.kind} {known[0].name}`",
             )
+
+
+def _copies(count: int) -> str:
+    return "1 copy of a slice is" if count == 1 else f"{count:,} copies of slices are"
 
 
 def _seconds(ms: int) -> str:

@@ -120,8 +120,8 @@ def _mended(
         return f"another is being filled on {where}", "wait: `keytide job list` shows how far it is"
     if live < wanted:
         fewer = f"or have fewer copies: ALTER INDEX {record.name} SET (replicas={max(0, live - 1)})"
-        drained = len(leader.stability.nodes.live()) - live
-        return f"{shortage(live, wanted, drained)}", f"start an indexer node; {fewer}"
+        closed = len(leader.stability.nodes.live()) - live
+        return f"{shortage(live, wanted, closed)}", f"start an indexer node; {fewer}"
     if troubles:
         return "", troubles[0][1]
     return "another is to be filled", "wait: `keytide job list` shows it when it is begun"
@@ -129,8 +129,8 @@ def _mended(
 
 def _open_nodes(leader: Leader) -> list[str]:
     """The live nodes that may have slices."""
-    drained = leader.dictionary.catalog.drained()
-    return [name for name in leader.stability.nodes.live() if name not in drained]
+    closed = leader.dictionary.catalog.closed()
+    return [name for name in leader.stability.nodes.live() if name not in closed]
 
 
 def _crowded(leader: Leader, record: IndexRecord) -> Iterator[tuple[int, tuple[Status, str, str]]]:

@@ -21,6 +21,7 @@ from coordinator.views.slices import copy_counts, index_slices, lost_slices, sli
 from keytide.catalog.partitioning import readable_splits
 from keytide.catalog.records import BuildRecord, IndexRecord, NodeRecord
 from keytide.definition.render import render_expression
+from keytide.model.roles import ROLES
 from keytide.model.timestamp import Timestamp, smallest
 from keytide.wire.messages import SliceStatus
 
@@ -230,6 +231,7 @@ def node(leader: Leader, record: NodeRecord, now: int) -> Document:
         "id": name,
         "url": record.url,
         "zone": record.zone or None,
+        "roles": [role for role in ROLES if record.has(role)],
         "live": bool(known and known.live),
         "drain": drain_state(leader, record),
         "counted": sum(name in nodes for index in indexes for nodes in index.placement),

@@ -33,6 +33,7 @@ class NodeReporter:
         self._node = node
         self._url = url
         self._zone = settings.indexer.zone
+        self._roles = settings.indexer.roles
         self._started_at = started_at
         self._acks: dict[tuple[str, int, int], list[SliceKey]] = {}
 
@@ -64,6 +65,7 @@ class NodeReporter:
                     disk_free,
                     catalog_offset,
                     self._zone,
+                    self._roles,
                 )
             )
         )

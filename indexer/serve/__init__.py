@@ -1,4 +1,5 @@
-"""An indexer node or gateway as a process: the HTTP application, the wiring, health, and what other services
+"""An indexer node or gateway as a process: the HTTP application, the wiring, health, who
+answers clients, and what other services
 ask of a node's slices.
 
 The composition root of the package: it may import all of `indexer`, and nothing of `indexer` but `__main__`

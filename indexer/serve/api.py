@@ -12,7 +12,7 @@ errors are RFC 9457 problem details (`indexer.scan.http.problems`).
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -39,9 +39,11 @@ from indexer.scan.peer.messages import encoder, lease_decoder, read_decoder
 from indexer.serve.copies import CopyEndpoint
 from indexer.serve.digests import answer as answer_verifier
 from indexer.serve.index_lists import page
+from indexer.serve.roles import ReadersElsewhere
 from indexer.view import NodeView
 from keytide.http.node_protocol import MESSAGE
 from keytide.model.health import LEVELS, Verdict, verdict
+from keytide.model.roles import ROLES, Role
 from keytide.process.clock import now_ms
 from keytide.serving.docs import add_docs
 from keytide.serving.gate import RequestGate
@@ -56,6 +58,7 @@ def create_app(
     registry: CollectorRegistry,
     on_bug: OnBug = lambda _: None,
     health: Callable[[], Verdict] = lambda: verdict(()),
+    roles: Sequence[Role] = ROLES,
 ) -> FastAPI:
     """The application of one node.
 
@@ -65,6 +68,7 @@ def create_app(
         on_bug: called once a request has found an invariant broken, before it is answered; the node should
             end when it is.
         health: how the node is, as it sees itself.
+        roles: what the node is for.
     """
     endpoint = Endpoint(view, settings, ScanMetrics(registry), on_bug)
     ways: dict[str, Handler] = {}
@@ -81,6 +85,8 @@ def create_app(
     add_docs(app)
     add_problem_handlers(app, endpoint.metrics.failed, on_bug)
     app.add_middleware(FastWay, endpoint=endpoint, ways=ways)
+    if "scan" not in roles:
+        app.add_middleware(ReadersElsewhere, view=view, failed=endpoint.metrics.failed)
     app.add_middleware(
         RequestGate,
         settings=settings,
@@ -119,7 +125,7 @@ def create_app(
         own = health()
         ready = view.catalog().cluster is not None and own.status != "failing"
         response.status_code = 200 if ready else 503
-        return {"ready": ready, "node": view.node_id, **own.as_json()}
+        return {"ready": ready, "node": view.node_id, "roles": list(roles), **own.as_json()}
 
     status = Gauge(
         "keytide_health_status",

@@ -3,7 +3,8 @@
 It hears what nodes hear (metadata and control, `indexer.ingest.metadata`) and answers what they answer, each
 slice read from a node that holds it, over HTTP. It writes nothing to Kafka: it sends no heartbeat, has no
 place in the dictionary, and nothing is placed on it or waits for it. So there may be any number of gateways,
-on any machines, and one that comes or goes is nobody's news.
+on any machines, and one that comes or goes is nobody's news. A node whose only role is `scan`
+(`indexer.roles`) serves by the same parts, and is a node besides: it is listed, watched, and asked by name.
 
 Kafka may be away when it starts: it waits, and `/readyz` says so. When Kafka goes away later, scans go on at
 the newest published snapshot, which grows older.
@@ -112,7 +113,7 @@ class Gateway:
         listener, url = listen(name, host, settings.gateway.port, tls=tls, setting="gateway.port")
         view = ServingNode(f"gateway-{socket.gethostname()}-{secrets.token_hex(3)}")
         self._serving = Serving(
-            settings, view, listener, url, Listener(settings, view).run, "control", "gateway"
+            settings, view, listener, url, Listener(settings, view).run, "control", ("scan",), "gateway"
         )
 
     def run(self) -> None:

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Final
 
@@ -24,6 +24,7 @@ from indexer.serve import health
 from indexer.serve.api import create_app
 from indexer.serve.one_write import OneWriteProtocol
 from keytide.errors import KeytideError
+from keytide.model.roles import Role
 from keytide.process.metrics import build_info
 from keytide.process.program import spare_collections
 from keytide.process.worker import Worker
@@ -49,6 +50,7 @@ class Serving:
         view: what scans see.
         listener, url: where it serves.
         work: runs in the thread `name`.
+        roles: what it is for.
         component: what this process is, for its metrics.
     """
 
@@ -60,6 +62,7 @@ class Serving:
         url: str,
         work: Work,
         name: str,
+        roles: Sequence[Role],
         component: str = "node",
     ) -> None:
         build_info(component)
@@ -76,6 +79,7 @@ class Serving:
                 REGISTRY,
                 self._fail,
                 lambda: health.of(view, time.monotonic(), limit_s),
+                roles,
             ),
             settings.http,
             settings.security,

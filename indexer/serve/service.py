@@ -25,7 +25,8 @@ class NodeService:
         listener, url = listen(name, host, settings.indexer.port, tls=tls, setting="indexer.port")
         node = ServingNode(self._folder.node_id)
         ingest = Ingest(settings, self._folder, node, NodeMetrics(REGISTRY), url)
-        self._serving = Serving(settings, node, listener, url, ingest.run, "ingest")
+        roles = settings.indexer.roles
+        self._serving = Serving(settings, node, listener, url, ingest.run, "ingest", roles)
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT.

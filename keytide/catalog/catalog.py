@@ -196,8 +196,12 @@ class Catalog:
         return self._all(NodeRecord)
 
     def drained(self) -> frozenset[str]:
-        """The nodes that are to have no slices."""
+        """The nodes whose slices are to move to others."""
         return frozenset(one.id for one in self.nodes() if one.drained_at)
+
+    def closed(self) -> frozenset[str]:
+        """The nodes that get no slices: those that are drained, and those without the role for it."""
+        return frozenset(one.id for one in self.nodes() if one.drained_at or not one.has("index"))
 
     def zones(self) -> dict[str, str]:
         """Node -> what fails together with it, in words: its zone, or where that is not known, itself."""

@@ -12,6 +12,7 @@ import msgspec
 from keytide.catalog.copies import CopyRecord, LeavingCopy, RebalanceRecord
 from keytide.catalog.table_origin import TableOrigin
 from keytide.definition.index import IndexDefinition
+from keytide.model.roles import Role, has_role
 from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.messages import UniqueViolation
 
@@ -300,6 +301,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
         drained_at: since when it is to have no slices, ms; 0: it may have some.
         zone: what fails together with others of the same zone (`indexer.zone`), "" when that is not known.
         drain_rate: of each of the copies that are filled elsewhere, as it is drained (`CopyRecord.rate`).
+        roles: what it is for (`keytide.model.roles`); none of a release that does not say: it has all.
     """
 
     id: str
@@ -308,6 +310,11 @@ class NodeRecord(msgspec.Struct, frozen=True):
     drained_at: int = 0
     zone: str = ""
     drain_rate: int = 0
+    roles: tuple[str, ...] = ()
+
+    def has(self, role: Role) -> bool:
+        """Whether it has a role."""
+        return has_role(self.roles, role)
 
 
 Record = (

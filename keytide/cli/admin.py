@@ -27,6 +27,7 @@ from keytide.errors import CallerError, RetryableError
 from keytide.http.bearer import bearer
 from keytide.http.tls import trusted
 from keytide.model.health import Verdict, read
+from keytide.model.roles import has_role
 
 CERTIFICATE_STEP = (
     "name who signed it in `security.tls_authority` (KEYTIDE_SECURITY__TLS_AUTHORITY), renew it when it has "
@@ -225,17 +226,19 @@ class Admin:
         return self.node_urls()[0]
 
     def node_urls(self) -> list[str]:
-        """The scan endpoints of all live nodes.
+        """The scan endpoints of all live nodes that answer scans.
 
         Raises:
             RetryableError: there are none.
         """
         nodes = [node for node in self.call("GET", "/v1/nodes") if node.get("live", True)]
-        if not nodes:
+        scan = [node for node in nodes if has_role(node.get("roles", ()), "scan")]
+        if not scan:
             raise RetryableError(
-                "no indexer node is alive", next_step="see `keytide node list` and the nodes' logs"
+                "no indexer node is alive" + (" that has the role scan" if nodes else ""),
+                next_step="see `keytide node list` and the nodes' logs",
             )
-        return [str(node["url"]) for node in nodes]
+        return [str(node["url"]) for node in scan]
 
     def events(self, follow: bool) -> Iterator[dict[str, Any]]:
         """What happened lately, oldest first; with `follow` for ever, each event once.

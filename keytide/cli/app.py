@@ -71,6 +71,7 @@ NODE_COLUMNS = (
     "id",
     "url",
     "zone",
+    "roles",
     "live",
     "drain",
     "slices",

@@ -21,6 +21,7 @@ from keytide.cli.timeouts import give_up_s, look_s
 from keytide.client import Client
 from keytide.errors import KeytideError, RetryableError
 from keytide.http.tls import trusted
+from keytide.model.roles import has_role
 
 _READY_S: Final = 1.0
 """For a node to say that it can answer."""
@@ -98,11 +99,21 @@ def _of_folder(data_dir: Path) -> list[str]:
 
 
 def _ready(url: str) -> bool | None:
-    """Whether a node says that it can answer; None when there is none."""
+    """Whether a node says that it can answer scans; None when there is none that ever would."""
     try:
         found = httpx.get(f"{url.rstrip('/')}/readyz", timeout=_READY_S, verify=trusted(tls_authority(url)))
     except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL):
         return None
     except httpx.HTTPError:
         return False
-    return found.is_success
+    return found.is_success if _scans(found) else None
+
+
+def _scans(found: httpx.Response) -> bool:
+    """Whether a node has the role for scans. (One that does not say has.)"""
+    try:
+        said = found.json()
+    except ValueError:
+        return True
+    roles = said.get("roles") if isinstance(said, dict) else None
+    return not isinstance(roles, list) or has_role(map(str, roles), "scan")

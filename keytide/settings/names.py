@@ -64,7 +64,8 @@ def unfit(error: ValidationError, sections: Mapping[str, FieldInfo]) -> Configur
     name = ".".join(place)
     if first["type"] != "extra_forbidden":
         return ConfigurationError(
-            f"setting {name}: {first['msg']}", next_step="docs/reference/settings.md says what it takes"
+            f"setting {name}: {first['msg'].removeprefix('Value error, ')}",
+            next_step="docs/reference/settings.md says what it takes",
         )
     section = sections.get(place[0])
     fields = getattr(section.annotation, "model_fields", {}) if section is not None else {}

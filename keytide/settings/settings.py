@@ -11,17 +11,20 @@ import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
 from keytide.errors import ConfigurationError
+from keytide.model.roles import ROLES, Role, listed_roles
 from keytide.model.topics import cluster_name
 from keytide.settings.builds import BuildSettings as BuildSettings
 from keytide.settings.http import HttpSettings as HttpSettings
@@ -107,6 +110,12 @@ class IndexerSettings(Section):
         "a slice lie in different zones, and a scan reads one in its node's where there is one; empty: the "
         "node fails alone",
     )
+    roles: Annotated[tuple[Role, ...], NoDecode] = Field(
+        ROLES,
+        description="what the node is for: `index` (it holds slices), `scan` (it answers scans of clients); "
+        "where scans and the writing of slices take one another's time, nodes of their own for each. In the "
+        "environment with commas between them",
+    )
     slice_queue_documents: int = Field(
         400_000,
         description="documents a slice holds before it applies them unnumbered (R4)",
@@ -177,6 +186,11 @@ class IndexerSettings(Section):
         if not re.fullmatch(r"[A-Za-z0-9._-]*+", zone) or len(zone) > LONGEST_ZONE:
             raise ValueError(f"a zone has letters, digits, . _ and -, at most {LONGEST_ZONE} characters")
         return zone
+
+    @field_validator("roles", mode="before")
+    @classmethod
+    def _are_listed(cls, roles: object) -> tuple[Role, ...]:
+        return listed_roles(roles)
 
 
 class CoordinatorSettings(Section):
@@ -303,6 +317,11 @@ def load_settings(**flags: Any) -> Settings:
         settings = Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
         raise unfit(error, Settings.model_fields) from None
+    except SettingsError as error:  # lists in the environment are JSON; it names the section
+        raise ConfigurationError(
+            f"{error}: it is no JSON",
+            next_step='write a list as ["one", "two"], and names as {"name": "value"}',
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{_file()} is no TOML: {error}", next_step="correct it") from error
     check_names(Path(_file()), Settings.model_fields)

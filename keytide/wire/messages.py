@@ -529,6 +529,8 @@ class NodeHeartbeat(_Message, frozen=True, array_like=True):
     """Metadata it has read up to (next offset)."""
     zone: str = ""
     """What fails together with others of the same zone (`indexer.zone`), "" when that is not known."""
+    roles: tuple[str, ...] = ()
+    """What it is for (`keytide.model.roles`); none of a release that does not say: it has all."""
 
 
 class BuildProgress(_Message, frozen=True, array_like=True):

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from coordinator.copies.balancing import PlannedNode, PlannedSlice, plan
 from keytide.catalog.copies import Move
 from tests import share
+from tests.unit.copies_world import CopiesWorld
 
 ROOM = 5
 NAMES = [f"n{number}" for number in range(8)]
@@ -192,3 +193,34 @@ def test_no_single_move_is_left_that_brings_all_within_a_tenth(cluster: Cluster)
                 tried = moved(after, [Move(one.index_id, one.slice, source, target)], frees=True)
                 keeps = tried.spread(by_key(tried.slices)[one.index_id, one.slice]) >= after.spread(one)
                 assert not keeps or tried.off_by() > 0
+
+
+@settings(max_examples=share.examples(150), deadline=None)
+@given(st.data())
+def test_nodes_for_scans_get_nothing_and_lose_what_they_have(data: st.DataObject) -> None:
+    """Roles as nodes tell them, to the moves that a leader plans of them."""
+    names = [f"n{number + 1}" for number in range(data.draw(st.integers(1, 6)))]
+    roles = {
+        name: data.draw(st.sampled_from([(), ("index",), ("index", "scan"), ("scan",), ("scan", "search")]))
+        for name in names
+    }
+    may = {name for name, told in roles.items() if not told or "index" in told}
+    copies = data.draw(st.integers(1, min(3, len(names))))
+    on = st.lists(st.sampled_from(names), min_size=copies, max_size=copies, unique=True)
+    placement = data.draw(st.lists(on, min_size=1, max_size=12))
+    world = CopiesWorld(placement, replicas=copies - 1, count=len(names))
+    world.roles = {name: told for name, told in roles.items() if told}
+    for node in world.nodes.values():
+        for copy in node.copies.values():
+            copy.entries = data.draw(st.integers(0, 50))
+    world.go(2_000)
+    assume(may)
+    assert world.records() == []
+    after = [set(nodes) for nodes in placement]
+    for move in world.leader.copies.moves.plan():
+        assert move.target in may
+        after[move.slice].remove(move.source)
+        after[move.slice].add(move.target)
+    for was, nodes in zip(placement, after, strict=True):
+        stays = len(nodes - may)
+        assert stays == max(0, len(set(was) - may) - len(may - set(was))), "no more than there is no node for"

@@ -197,6 +197,7 @@ class CopiesWorld(World):
                 disk_free=node.disk_free,
                 catalog_offset=read,
                 zone=self.zones.get(node.name, ""),
+                roles=self.roles.get(node.name, ()),
             )
             out += self.handle(Reported(beat, self.now))
         return out

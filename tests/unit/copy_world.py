@@ -66,8 +66,8 @@ class CopyWorld(World):
                 continue
             mine = [n for n, nodes in enumerate(placement) if node in nodes or (node, n) in filling]
             slices = [self.status(node, number) for number in mine]
-            zone = self.zones.get(node, "")
-            beat = NodeHeartbeat(node, f"http://{node}", 1, self.now, slices, 0, 1 << 40, 0, zone)
+            zone, roles = self.zones.get(node, ""), self.roles.get(node, ())
+            beat = NodeHeartbeat(node, f"http://{node}", 1, self.now, slices, 0, 1 << 40, 0, zone, roles)
             out += self.handle(Reported(beat, self.now))
         return out
 

@@ -95,6 +95,7 @@ class World:
         self.places: dict[int, StabilityTimestamp] = {}
         self.notes: list[Note] = []
         self.zones: dict[str, str] = {}
+        self.roles: dict[str, tuple[str, ...]] = {}
         self.topic_id = ""
         """Which topic has the keyspace's name; "" for the one that it has in the dictionary."""
         catalog = catalog or Catalog()
@@ -147,10 +148,9 @@ class World:
 
     def node(self, *names: str) -> None:
         for name in names:
-            zone = self.zones.get(name, "")
-            self.handle(
-                Reported(NodeHeartbeat(name, f"http://{name}", 1, self.now, [], 0, 0, 0, zone), self.now)
-            )
+            zone, roles = self.zones.get(name, ""), self.roles.get(name, ())
+            beat = NodeHeartbeat(name, f"http://{name}", 1, self.now, [], 0, 0, 0, zone, roles)
+            self.handle(Reported(beat, self.now))
 
     def sql(self, text: str, source: SourceStatus | None = None) -> list[Instruction]:
         answer = self.leader.commands.execute(parse_statement(text), source or facts(), self.now)

@@ -405,7 +405,7 @@ def test_no_request_is_a_server_error(endpoint: Endpoint, body: dict[str, Any]) 
 
 def test_health_and_metrics(endpoint: Endpoint) -> None:
     assert endpoint.get("/healthz").json() == {"status": "ok", "node": "n0"}
-    ready = {"ready": True, "node": "n0", "status": "ok", "reasons": []}
+    ready = {"ready": True, "node": "n0", "roles": ["index", "scan"], "status": "ok", "reasons": []}
     assert endpoint.get("/readyz").json() == ready
     names = {one["name"]: one["state"] for one in endpoint.get("/v1/indexes").json()}
     assert names == {"by_city": "READY", "with_name": "READY", "building": "BUILDING"}
@@ -586,7 +586,7 @@ def serving(view: FakeView, configured: Settings) -> Iterator[str]:
     """The node behind a real server on a port of its own."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        create_app(view, configured, CollectorRegistry()),
+        create_app(view, configured, CollectorRegistry(), roles=configured.indexer.roles),
         loop="uvloop",
         log_level="warning",
         access_log=False,

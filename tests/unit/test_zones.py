@@ -111,9 +111,9 @@ def test_nodes_that_are_drained_get_no_slice() -> None:
     assert placed("abc", 1, "123", slices=2, drained="b") == ["ac", "ac"]
     with pytest.raises(TooFewNodesError) as refused:
         placed("abc", 1, "123", drained="ab")
-    assert refused.value.message == "only 1 indexer node that is not drained is live, and 2 are needed"
+    assert refused.value.message == "only 1 indexer node that may have slices is live, and 2 are needed"
     assert "undrain" in refused.value.next_step
-    with pytest.raises(TooFewNodesError, match="no indexer node that is not drained is live"):
+    with pytest.raises(TooFewNodesError, match="no indexer node that may have slices is live"):
         placed("a", 0, "1", drained="a")
 
 

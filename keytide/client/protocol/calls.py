@@ -10,7 +10,7 @@ nothing else.
 Reading changes nothing, so what fails for a while is tried again: a node that cannot be reached, and what a
 node answers with `Retry-After`. The next node is asked at once; a pause is made when all of them were asked.
 A node that answers is kept. One that lets a request time out is not asked again for the same request, since
-all the time that the caller gave has been spent on it.
+all the time that the caller gave has been spent on it; nor is one that says that others answer what is asked.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ ANSWER_S: Final = 10.0
 """How much longer than the request's own time-out an answer may take."""
 DEFAULT_TIMEOUT_MS: Final = 20_000
 """For requests that name no time-out: well beyond what nodes wait by default."""
+ELSEWHERE: Final = 421
+"""HTTP status: others answer this, here nobody ever does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +164,16 @@ def ask(nodes: NodeAddresses, call: HttpCall, retries: int) -> Flow[HttpReply]:
     Raises:
         KeytideError: what the last node answered, or that none did.
     """
-    slow: set[int] = set()
+    out: set[int] = set()
     rounds = 0
+    elsewhere: KeytideError | None = None
     while True:
         wait = 0.0
         error: KeytideError | None = None
         first = nodes.first
         for turn in range(len(nodes.urls)):
             at = (first + turn) % len(nodes.urls)
-            if at in slow:
+            if at in out:
                 continue
             url = nodes.urls[at]
             reply = yield replace(call, url=url + call.url)
@@ -178,7 +181,12 @@ def ask(nodes: NodeAddresses, call: HttpCall, retries: int) -> Flow[HttpReply]:
                 if reply.status in (200, 204):
                     nodes.first = at
                     return replace(reply, url=url)
-                error = problem(reply.status, reply.content, reply.reason)
+                said = problem(reply.status, reply.content, reply.reason)
+                if reply.status == ELSEWHERE:
+                    out.add(at)
+                    elsewhere = said
+                    continue
+                error = said
                 again = reply.headers.get("retry-after")
                 if again is None:
                     raise error
@@ -188,9 +196,9 @@ def ask(nodes: NodeAddresses, call: HttpCall, retries: int) -> Flow[HttpReply]:
                 if reply.busy:
                     raise error
                 if reply.slow:
-                    slow.add(at)
-        if error is None or len(slow) == len(nodes.urls) or rounds >= retries:
-            raise error or _silence(", ".join(nodes.urls), NoReply("time-out", slow=True))
+                    out.add(at)
+        if error is None or len(out) == len(nodes.urls) or rounds >= retries:
+            raise error or elsewhere or _silence(", ".join(nodes.urls), NoReply("time-out", slow=True))
         pause = min(FIRST_PAUSE_S * 2.0**rounds, LONGEST_PAUSE_S)
         rounds += 1
         yield RetryPause(min(max(pause, wait), LONGEST_PAUSE_S))
