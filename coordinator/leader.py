@@ -30,6 +30,7 @@ from coordinator.core.events import (
     TopicsDeleted,
 )
 from coordinator.core.instructions import Instruction, Note
+from coordinator.core.queue_sizes import QueueSizes
 from coordinator.core.source_status import SourceStatus
 from coordinator.layouts.layouts import Layouts
 from coordinator.queues.trimming import Trimmer
@@ -70,9 +71,10 @@ class Leader:
         self.term = term
         self.build_limits = build_limits
         self.rebuilds = Rebuilds(self.builds, self.stability.nodes, build_limits)
-        self.copies = Copies(self.builds.registry, self.stability, limits, build_limits)
+        self.queue_sizes = QueueSizes()
+        self.copies = Copies(self.builds.registry, self.stability, limits, build_limits, self.queue_sizes)
         self.layouts = Layouts(self.builds, self.stability, limits)
-        self.trimmer = Trimmer(self.builds, self.stability, limits)
+        self.trimmer = Trimmer(self.builds, self.stability, limits, self.queue_sizes)
         self._retirement = Retirement(self.dictionary)
         self._lateness = LatenessWatch()
         self._bounds = Bounds(self.dictionary, self.stability)

@@ -5,8 +5,9 @@ count (`IndexRecord.placement` and `copies`), which are being filled (`CopyRecor
 (`IndexRecord.leaving`). Now and then all slices of READY indexes are looked at, and each gets the next step
 that what nodes say allows:
 
-* a copy that counts is taken out when its node says that it is LOST, or has been silent for `copy_after_ms`;
-  only while another one that counts holds what is published (`reports`), so the last one never is;
+* a copy that counts is taken out when its node says that it is LOST, or has been silent for `copy_after_ms`,
+  or it holds back more of its slice's queue than it may (`held_back`); only while another one that counts
+  holds what is published (`reports`), so the last one never is;
 * where copies are missing, one is begun (`beginning`): on which node, and filled from which, is chosen
   (`choosing`) and written before the first byte is read, with the place in the queue from which it may need
   it. So it is with those that are to take the place of others (`moving`);
@@ -34,6 +35,7 @@ from msgspec.structs import replace
 from coordinator.builds.registry import BuildLimits, BuildRegistry
 from coordinator.copies.beginning import Beginnings
 from coordinator.copies.choosing import TURN, Choosing
+from coordinator.copies.held_back import HeldBack
 from coordinator.copies.leaving import LeavingCopies
 from coordinator.copies.moving import Moves
 from coordinator.copies.naming import counting, leaving, without
@@ -41,6 +43,7 @@ from coordinator.copies.reports import CopyReports, Slice
 from coordinator.core.events import BuildPrepared, DictionaryWritten, Event, Tick
 from coordinator.core.instructions import Instruction, Note
 from coordinator.core.nodes import WHOLE
+from coordinator.core.queue_sizes import QueueSizes
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.copies import CopyRecord
@@ -57,8 +60,10 @@ class Copies:
         registry: whose dictionary is changed; slices that its rebuilds fill are left alone.
         stability: with what nodes say.
         limits, build_limits: settings.
+        sizes: of queues.
 
     Attributes:
+        held_back: what queues keep for copies.
         waiting: (index id, slice) that has fewer or more copies than it is to have, and nothing is done
             about it now -> what that waits for, in words.
         moves: what makes copies move.
@@ -70,6 +75,7 @@ class Copies:
         stability: TimestampIssuer,
         limits: StabilityLimits,
         build_limits: BuildLimits,
+        sizes: QueueSizes,
     ) -> None:
         self.waiting: dict[Slice, str] = {}
         self._registry = registry
@@ -77,6 +83,9 @@ class Copies:
         self._nodes = stability.nodes
         self._reports = CopyReports(registry, stability)
         self._limits = limits
+        self.held_back = HeldBack(
+            self._dictionary.topics, self._nodes, self._reports, sizes, limits.queue_max_bytes
+        )
         self._beginnings = Beginnings(
             registry, self._nodes, self._reports, limits, build_limits.node_disk_bytes
         )
@@ -198,22 +207,28 @@ class Copies:
     # --- copies that count ----------------------------------------------------------------------------------
 
     def _take_out(self, index: IndexRecord, number: int) -> list[Instruction]:
-        """One that has nothing any more, or whose node is not expected back, counts no longer, if another one
-        has what it had (R43)."""
+        """One that has nothing any more, or whose node is not expected back, or that holds back too much of
+        its queue, counts no longer, if another one has what it had (R43)."""
         nodes, key = index.placement[number], (index.id, number)
         for node in nodes if len(nodes) > 1 and key not in self._nodes.lost else ():
             status = self._reports.counted(index, number, node)
             lost = status is not None and status.state == "LOST"
-            if not lost and not self._nodes.gone(node):
-                continue
-            holder = self._holder(index, number, node, "is replaced")
+            if lost or self._nodes.gone(node):
+                holder = self._holder(index, number, node, "is replaced")
+            else:
+                holder = self._reports.holder(index, number, self.held_back.ahead(index, number, node))
             if holder is None:
                 continue
             self._dictionary.put(without(index, number, node))
             self._reports.changed(*key)
             if lost:
                 self._beginnings.lost(key, node)
-            why = f"it is lost ({status.reason})" if status and lost else self._silent(node)
+            if status and lost:
+                why = f"it is lost ({status.reason})"
+            elif self._nodes.gone(node):
+                why = self._silent(node)
+            else:
+                why = self._holds_back(index, number, node)
             text = (
                 f"the copy of slice {number} of {index.name} on node {node} counts no longer: {why}; node "
                 f"{holder} has what it had"
@@ -301,6 +316,11 @@ class Copies:
             level: Literal["info", "warning"] = "info" if words == TURN else "warning"
             out.append(Note(level, "copy-waits", self._beginnings.name(id_), text))
         return out
+
+    def _holds_back(self, index: IndexRecord, number: int, node: str) -> str:
+        held, most = self.held_back.of(index, number, node), self.held_back.most
+        limit = f"beyond another copy it may be {most / 1e6:,.0f} MB (setting coordinator.queue_max_bytes)"
+        return f"{held / 1e6:,.0f} MB of its queue are kept for it, and {limit}"
 
     def _silent(self, node: str) -> str:
         limit_s = self._limits.copy_after_ms // 1000

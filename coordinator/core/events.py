@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from coordinator.core.instructions import DriverTask
+from coordinator.core.queue_sizes import QueuePartition, QueueSize
 from coordinator.core.source_status import SourceStatus
 from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.messages import Message, Published, StabilityTimestamp
@@ -231,12 +232,14 @@ class QueuesTrimmed:
         reached: (topic, partition) -> first offset that is still there.
         removed: how many offsets went.
         expired: (topic, partition) that lost what a silent node may not have read.
+        sizes: of the queues that were to be measured; None when none were, or Kafka did not say.
     """
 
     reached: dict[tuple[str, int], int]
     removed: int
     expired: tuple[tuple[str, int], ...]
     now: int
+    sizes: dict[QueuePartition, QueueSize] | None = None
 
 
 @dataclass(frozen=True, slots=True)

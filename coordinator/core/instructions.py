@@ -187,9 +187,14 @@ class QueueLimit:
 
 @dataclass(frozen=True, slots=True)
 class TrimQueues:
-    """Delete records from queues: `QueuesTrimmed`."""
+    """Delete records from queues, and see how large these are: `QueuesTrimmed`.
+
+    Attributes:
+        measured: topics whose partitions' sizes are wanted.
+    """
 
     limits: tuple[QueueLimit, ...]
+    measured: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

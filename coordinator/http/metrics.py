@@ -44,7 +44,14 @@ def collected(leader: Leader, now: int) -> CollectorRegistry:
     registry = CollectorRegistry()
     build_info("coordinator", registry)
     registry.register(
-        _Families([*_families(leader, now), *_states(leader, now), *health_families(health.of(leader, now))])
+        _Families(
+            [
+                *_families(leader, now),
+                *_states(leader, now),
+                *_queues(leader),
+                *health_families(health.of(leader, now)),
+            ]
+        )
     )
     return registry
 
@@ -115,6 +122,29 @@ def _states(leader: Leader, now: int) -> list[Family]:
         if node["disk_free"] is not None:
             free.add_metric([node["id"]], node["disk_free"])
     return [staleness, indexes, slices, skipped, violations, *copies.values(), free]
+
+
+def _queues(leader: Leader) -> list[Family]:
+    """What mutation queues take in Kafka; nothing of those that it has not told of."""
+    size = GaugeMetricFamily(
+        "keytide_queue_bytes",
+        "What the mutation queue of a slice takes in Kafka, one replica of it",
+        labels=["index", "slice"],
+    )
+    held = GaugeMetricFamily(
+        "keytide_queue_held_bytes",
+        "How much of it the slowest copy of the slice has still to read durably, about",
+        labels=["index", "slice"],
+    )
+    for record in leader.dictionary.catalog.indexes():
+        topic = leader.dictionary.topics.mutations(record.id)
+        for number, nodes in enumerate(record.placement if record.state == "READY" else ()):
+            known = leader.queue_sizes.by_partition.get((topic, number))
+            if known is not None:
+                size.add_metric([record.name, str(number)], known.bytes)
+                kept = (leader.copies.held_back.of(record, number, node) for node in nodes)
+                held.add_metric([record.name, str(number)], max(kept, default=0))
+    return [size, held]
 
 
 def _families(leader: Leader, now: int) -> list[Family]:

@@ -12,6 +12,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from coordinator.core.events import QueuesTrimmed
 from coordinator.core.instructions import QueueLimit
+from coordinator.kafka.queue_sizes import sizes_of
 from coordinator.queues.bounds import because, stays_from
 from keytide.kafka.admin import KafkaUnavailableError, admin, list_offsets
 from keytide.kafka.clients import AdminClient
@@ -27,15 +28,20 @@ class QueueWork:
     """Admin requests about queues."""
 
     def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._client: AdminClient = admin(settings)
 
     def close(self) -> None:
         """Wait for what is under way."""
         self._client.close()
 
-    def trim(self, limits: Sequence[QueueLimit]) -> QueuesTrimmed:
-        """Delete what is needed no more. A queue that Kafka does not trim now (it is gone, or has no leader)
-        is left out."""
+    def trim(self, limits: Sequence[QueueLimit], measured: Sequence[str] = ()) -> QueuesTrimmed:
+        """Delete what is needed no more, then see how large queues are. A queue that Kafka does not trim now
+        (it is gone, or has no leader) is left out.
+
+        Args:
+            measured: topics whose sizes are wanted.
+        """
         reached: dict[tuple[str, int], int] = {}
         expired: list[tuple[str, int]] = []
         removed = 0
@@ -50,7 +56,8 @@ class QueueWork:
                 continue
             removed += sum(gone.values())
             expired += [(topic, one.partition) for one in mine if one.older_than and gone.get(one.partition)]
-        return QueuesTrimmed(reached, removed, tuple(expired), now_ms())
+        sizes = sizes_of(self._settings, self._client, measured) if measured else None
+        return QueuesTrimmed(reached, removed, tuple(expired), now_ms(), sizes)
 
     def _trim_topic(
         self, topic: str, limits: list[QueueLimit], reached: dict[tuple[str, int], int]

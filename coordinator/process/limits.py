@@ -19,6 +19,8 @@ def limits_of(settings: Settings) -> tuple[StabilityLimits, BuildLimits]:
             lag_limit_ms=core.lag_limit_ms,
             trim_interval_ms=core.trim_interval_s * 1000,
             queue_retention_ms=settings.topics.queue_retention_s * 1000,
+            queue_max_bytes=core.queue_max_bytes,
+            queue_sizes=True,
             node_timeout_ms=core.node_timeout_ms,
             suspect_ms=core.suspect_ms,
             stale_limit_ms=core.stale_limit_ms,

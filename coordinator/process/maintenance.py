@@ -51,9 +51,9 @@ class Maintenance(QueueWorker[ExamineHistory | TrimQueues]):
                     return examine(self._settings, job)
                 except RetryableError as error:
                     return HistoryExamined(job.keyspace, "", 0, -1, Timestamp(), {}, error.message, now_ms())
-            case TrimQueues(limits):
+            case TrimQueues(limits, measured):
                 try:
-                    return self._queues.trim(limits)
+                    return self._queues.trim(limits, measured)
                 except RetryableError as error:
                     log.warning("queues are not trimmed now: %s", error)
                     return QueuesTrimmed({}, 0, (), now_ms())

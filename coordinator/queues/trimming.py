@@ -25,6 +25,9 @@ What a node said of an index that has been built again since means nothing for t
 deleted until an index has been READY for `queue_settling_ms`, and then only words count that are younger than
 that.
 
+With each order Kafka is asked how large the queues are (`coordinator.core.queue_sizes`): a copy that holds
+back too much of its queue is given up for it (`coordinator.copies.held_back`).
+
 The order names what every copy that counts has durably read; who deletes holds it against that
 (`coordinator.queues.bounds`).
 
@@ -37,6 +40,7 @@ from __future__ import annotations
 from coordinator.builds.builds import Builds
 from coordinator.core.events import QueuesTrimmed
 from coordinator.core.instructions import Instruction, Note, QueueCopy, QueueLimit, TrimQueues
+from coordinator.core.queue_sizes import QueueSizes
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.records import IndexRecord
@@ -55,12 +59,16 @@ class Trimmer:
         builds: whose dictionary and rebuilds count.
         stability: with what nodes say.
         limits: settings.
+        sizes: told what Kafka says of queues.
 
     Attributes:
         removed: records that were deleted in this term.
     """
 
-    def __init__(self, builds: Builds, stability: TimestampIssuer, limits: StabilityLimits) -> None:
+    def __init__(
+        self, builds: Builds, stability: TimestampIssuer, limits: StabilityLimits, sizes: QueueSizes
+    ) -> None:
+        self._sizes = sizes
         self.removed = 0
         self._registry = builds.registry
         self._stability = stability
@@ -72,7 +80,7 @@ class Trimmer:
         self._reached: dict[tuple[str, int], int] = {}
         self._told_at = 0
         self._untold = 0
-        self._under_way = False
+        self._under_way = self._measures = False
 
     def tick(self, now: int) -> list[Instruction]:
         """Order what is due."""
@@ -97,10 +105,13 @@ class Trimmer:
             since = self._ready_since[key] + self._limits.queue_settling_ms
             if now >= since and index.keyspace not in self._registry.halted:
                 limits += self._limits_of(index, since, now)
-        if not limits:
+        topics = self._registry.dictionary.topics
+        measured = [topics.mutations(id_) for id_, _ in ready] if self._limits.queue_sizes else []
+        if not limits and not measured:
             return []
         self._under_way = True
-        return [TrimQueues(tuple(limits))]
+        self._measures = bool(measured)
+        return [TrimQueues(tuple(limits), tuple(measured))]
 
     def _limits_of(self, index: IndexRecord, since: int, now: int) -> list[QueueLimit]:
         dictionary = self._registry.dictionary
@@ -169,6 +180,8 @@ class Trimmer:
     def trimmed(self, event: QueuesTrimmed) -> list[Instruction]:
         """What became of it."""
         self._under_way = False
+        if self._measures:
+            self._sizes.told(event.sizes)
         self._reached.update(event.reached)
         self.removed += event.removed
         self._untold += event.removed

@@ -71,6 +71,15 @@ def _kafka(leader: Leader) -> Iterator[Reason]:
                 "see whether every partition of it has a leader",
             )
 
+    if leader.copies.held_back.most and leader.queue_sizes.untold:
+        yield Reason(
+            "kafka",
+            "Kafka",
+            "degraded",
+            "it does not say how large queues are: coordinator.queue_max_bytes is not kept",
+            "see why in the coordinator's log; its user has to be allowed to DESCRIBE the cluster",
+        )
+
 
 def _cluster(leader: Leader) -> Iterator[Reason]:
     say = partial(Reason, "cluster", leader.dictionary.topics.cluster)

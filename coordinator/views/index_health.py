@@ -28,6 +28,7 @@ def index_reasons(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
     elif record.state == "READY":
         yield from _slices(leader, record)
         yield from _ways_back(leader, record)
+        yield from _queues(leader, record)
         yield from _contents(leader, record)
     elif record.state in ("FAILED", "DEFERRED") and leader.builds.registry.active(record) is None:
         yield from _not_built(record)
@@ -172,6 +173,29 @@ def _ways_back(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
             f"on node {name} the way back was given up, for its disk is nearly full: should the source lose "
             "records, this is rebuilt",
             f"make room on the disk of node {name}; the next fold leaves a way back again",
+        )
+
+
+def _queues(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
+    """Slices whose queue keeps more than it may for a copy that cannot be given up for it."""
+    held_back = leader.copies.held_back
+    kept: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    for number, names in enumerate(record.placement if held_back.most else ()):
+        for name in names:
+            if (held := held_back.of(record, number, name)) > held_back.most:
+                kept[name].append((number, held))
+    for name, found in kept.items():
+        shown = ", ".join(str(number) for number, _ in found[:SHOWN])
+        shown += f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        size = sum(held for _, held in found) / 1e6
+        yield Reason(
+            "slice",
+            f"slice{'s' if len(found) > 1 else ''} {shown} of {record.name}",
+            "degraded",
+            f"{size:,.0f} MB are kept in Kafka for the copy on node {name}, more than may be (setting "
+            "coordinator.queue_max_bytes), and no copy that holds what is published is so much farther on",
+            f"see what keeps node {name} from reading on (its log, its disk; whether snapshots are fresh); "
+            "until then Kafka needs the room",
         )
 
 

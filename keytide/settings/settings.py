@@ -212,6 +212,13 @@ class CoordinatorSettings(Section):
     trim_interval_s: int = Field(
         10, description="between deletions of what mutation queues need no more (R34)"
     )
+    queue_max_bytes: int = Field(
+        0,
+        ge=0,
+        description="bytes of its slice's queue in Kafka that one copy may hold back beyond another one that "
+        "holds what is published; past it the copy is taken out and filled anew. Much more than a node reads "
+        "between two folds (indexer.delta_age_s), and less than Kafka has room for; 0: no limit",
+    )
     reserve: int = Field(
         262_144,
         ge=2,

@@ -576,6 +576,13 @@ def test_queues_are_trimmed_below_what_slices_need(coordinator: Coordinator) -> 
     wait_for(
         lambda: "keytide_trimmed_queue_records_total 12.0" in coordinator.call("GET", "/metrics").text, page
     )
+    sizes = [
+        line
+        for line in coordinator.call("GET", "/metrics").text.splitlines()
+        if line.startswith('keytide_queue_bytes{index="by_city"')
+    ]
+    assert len(sizes) == 3, "Kafka says how large each queue is"
+    assert all(float(line.split()[-1]) > 10 for line in sizes), sizes
     fake.horizon = 10  # the end: everything goes
     wait_for(lambda: begins() == {0: 10, 1: 10, 2: 10}, "the trimming to the end")
 

@@ -1,0 +1,63 @@
+"""What a slice's queue keeps for copies that do not get on, and which of them is given up for it. Pure (R34,
+R43).
+
+Theory of operation. A queue keeps what its slowest copy has still to read durably, so a copy that stands
+still fills Kafka's disk. Past `queue_max_bytes` it is dearer than filling it anew. That frees something only
+where another copy is farther on by so much, and loses nothing where that holds what is published. When all
+copies stand still together, as while no timestamp is issued, none is given up: it is only told.
+"""
+
+from __future__ import annotations
+
+from coordinator.copies.reports import CopyReports
+from coordinator.core.nodes import HeardNodes
+from coordinator.core.queue_sizes import QueueSizes
+from keytide.catalog.records import IndexRecord
+from keytide.model.topics import Topics
+
+
+class HeldBack:
+    """Compares copies by how far they have read their slice's queue.
+
+    Args:
+        sizes: of queues.
+        most: bytes that a copy may hold back beyond another one; 0: no limit.
+    """
+
+    def __init__(
+        self, topics: Topics, nodes: HeardNodes, reports: CopyReports, sizes: QueueSizes, most: int
+    ) -> None:
+        self.most = most
+        self._topics = topics
+        self._nodes = nodes
+        self._reports = reports
+        self._sizes = sizes
+
+    def of(self, index: IndexRecord, number: int, node: str) -> int:
+        """About how many bytes of a slice's queue a copy that counts has still to read durably."""
+        position = self._position(index, number, node)
+        return 0 if position is None else self._sizes.between(self._queue(index, number), position)
+
+    def ahead(self, index: IndexRecord, number: int, node: str) -> list[str]:
+        """The nodes whose copies of a slice are farther on than that of `node`, by more than may be."""
+        position = self._position(index, number, node) if self.most else None
+        if position is None:
+            return []
+        queue = self._queue(index, number)
+        others = {one: self._position(index, number, one) for one in index.placement[number] if one != node}
+        return [
+            one
+            for one, theirs in others.items()
+            if theirs is not None and self._sizes.between(queue, position, theirs) > self.most
+        ]
+
+    def _queue(self, index: IndexRecord, number: int) -> tuple[str, int]:
+        return self._topics.mutations(index.id), number
+
+    def _position(self, index: IndexRecord, number: int, node: str) -> int | None:
+        """What a copy has durably read of its queue. Nothing, if its node is silent and has not said so in
+        this term; None if it may still say so."""
+        status = self._reports.counted(index, number, node)
+        if status is not None:
+            return status.queue_position
+        return None if node in self._nodes.live() or self._nodes.unheard([node]) else 0
