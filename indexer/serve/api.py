@@ -102,7 +102,7 @@ def create_app(
         "/v1/indexes",
         tags=["scan"],
         summary="Indexes that can be scanned",
-        responses={status: PROBLEMS[status] for status in (401, 403)},
+        responses={status: PROBLEMS[status] for status in (401, 403, 421)},
     )
     async def indexes() -> list[dict[str, str | int]]:
         return [

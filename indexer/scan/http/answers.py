@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from indexer.scan.request.request import OffsetAndEpoch
 from keytide.model.health import Reason, Status
+from keytide.model.roles import Role
 
 
 class Problem(msgspec.Struct):
@@ -188,5 +189,6 @@ class ReadyAnswer(msgspec.Struct, forbid_unknown_fields=True):
 
     ready: bool
     node: str
+    roles: list[Role]
     status: Status
     reasons: list[Reason]

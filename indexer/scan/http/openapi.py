@@ -40,6 +40,7 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
         (410, "`snapshot-gone`: begin again"),
         (413, "`request-too-large`"),
         (415, "`unsupported-media-type`: a body that is not `application/json`"),
+        (421, "`scans-elsewhere`: this node is not for scans; `nodes` has the addresses of those that are"),
         (422, "`invalid-request`, `invalid-token`, `unknown-partition`, ...: the detail says what and where"),
         (503, "`index-not-ready` with the build and slices, `node-unavailable`, `too-many-leases`, ..."),
         (
