@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
 from typing import Any, Final
 
 from confluent_kafka import KafkaException, TopicPartition
@@ -19,43 +18,64 @@ from kafka.errors import KafkaError
 from coordinator.core.queue_sizes import QueuePartition, QueueSize
 from keytide.kafka.clients import AdminClient
 from keytide.kafka.kafka_python import python_client
+from keytide.kafka.log_repeats import Repeats
 from keytide.settings.settings import Settings
 
-log = logging.getLogger(__name__)
-
 TIMEOUT_S: Final = 10.0
+TOLD_S: Final = 600.0
+"""Between lines about one trouble: Kafka is asked every few seconds."""
+UNTOLD: Final = (KafkaError, KafkaException, OSError, ValueError, LookupError)
+"""What asking ends with when Kafka does not say; also an answer that cannot be read."""
+
+log = logging.getLogger(__name__)
+log.addFilter(Repeats(TOLD_S))
 
 
-def sizes_of(
-    settings: Settings, client: AdminClient, topics: Sequence[str]
-) -> dict[QueuePartition, QueueSize] | None:
-    """The sizes of all partitions of `topics`; those that Kafka does not tell of now are left out. None when
-    it tells none."""
-    try:
-        config = python_client(settings)
-        if config is None:
+class SizeReader:
+    """Asks for sizes, on a connection that stays open while it is of use.
+
+    Args:
+        client: for offsets; who made it closes it.
+    """
+
+    def __init__(self, settings: Settings, client: AdminClient) -> None:
+        self._settings = settings
+        self._client = client
+        self._asking: KafkaAdminClient | None = None
+
+    def close(self) -> None:
+        """Be done with the connection; the next question opens another one."""
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            asking.close()
+
+    def sizes(self, topics: Sequence[str]) -> dict[QueuePartition, QueueSize] | None:
+        """The sizes of all partitions of `topics`; those that Kafka does not tell of now are left out. None
+        when it tells none."""
+        try:
+            if self._asking is None:
+                config = python_client(self._settings)
+                if config is None:
+                    return None
+                self._asking = KafkaAdminClient(**config, request_timeout_ms=int(TIMEOUT_S * 1000))
+            counts = largest(self._asking.describe_log_dirs(list(topics)))
+            begins = _offsets(self._client, counts, OffsetSpec.earliest)
+            ends = _offsets(self._client, counts, OffsetSpec.latest)
+        except UNTOLD as error:
+            log.warning("how large queues are is not to be had: %s", error)
+            self.close()
             return None
-        with closing(KafkaAdminClient(**config, request_timeout_ms=int(TIMEOUT_S * 1000))) as asking:
-            counts = largest(asking.describe_log_dirs(list(topics)))
-        begins = _offsets(client, counts, OffsetSpec.earliest)
-        ends = _offsets(client, counts, OffsetSpec.latest)
-    except (
-        KafkaError,
-        KafkaException,
-        OSError,
-        ValueError,
-        LookupError,
-    ) as error:  # also what it cannot read
-        log.warning("how large queues are is not to be had: %s", error)
-        return None
-    found = {
-        place: QueueSize(begins[place], ends[place], count)
-        for place, count in counts.items()
-        if place in begins and place in ends
-    }
-    if not found:
-        log.warning("how large queues are is not to be had: no broker tells of any (may this user DESCRIBE?)")
-    return found or None
+        found = {
+            place: QueueSize(begins[place], ends[place], count)
+            for place, count in counts.items()
+            if place in begins and place in ends
+        }
+        if {topic for topic, _ in counts}.issuperset(topics):
+            return found or None
+        self.close()  # the brokers may be other ones by now
+        if not found:
+            log.warning("how large queues are is not to be had: no broker tells (may this user DESCRIBE?)")
+        return found or None
 
 
 def largest(brokers: Iterable[Mapping[str, Any]]) -> dict[QueuePartition, int]:

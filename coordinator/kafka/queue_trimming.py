@@ -12,7 +12,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from coordinator.core.events import QueuesTrimmed
 from coordinator.core.instructions import QueueLimit
-from coordinator.kafka.queue_sizes import sizes_of
+from coordinator.kafka.queue_sizes import SizeReader
 from coordinator.queues.bounds import because, stays_from
 from keytide.kafka.admin import KafkaUnavailableError, admin, list_offsets
 from keytide.kafka.clients import AdminClient
@@ -28,11 +28,12 @@ class QueueWork:
     """Admin requests about queues."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
         self._client: AdminClient = admin(settings)
+        self._sizes = SizeReader(settings, self._client)
 
     def close(self) -> None:
         """Wait for what is under way."""
+        self._sizes.close()
         self._client.close()
 
     def trim(self, limits: Sequence[QueueLimit], measured: Sequence[str] = ()) -> QueuesTrimmed:
@@ -56,7 +57,7 @@ class QueueWork:
                 continue
             removed += sum(gone.values())
             expired += [(topic, one.partition) for one in mine if one.older_than and gone.get(one.partition)]
-        sizes = sizes_of(self._settings, self._client, measured) if measured else None
+        sizes = self._sizes.sizes(measured) if measured else None
         return QueuesTrimmed(reached, removed, tuple(expired), now_ms(), sizes)
 
     def _trim_topic(

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, ClassVar, cast
 
 import pytest
+from kafka.errors import KafkaConnectionError
 
 from coordinator.core.events import QueuesTrimmed
 from coordinator.core.instructions import TrimQueues
 from coordinator.core.queue_sizes import QueueSize, QueueSizes
 from coordinator.http import metrics
+from coordinator.kafka import queue_sizes
 from coordinator.kafka.queue_sizes import largest
 from coordinator.process.limits import limits_of
 from coordinator.queues.bounds import stays_from
 from coordinator.views import health
+from keytide.kafka.clients import AdminClient
 from keytide.model.health import Reason
 from keytide.settings.settings import load_settings
 from tests.unit.copies_world import INDEX, LIMITS, CopiesWorld
@@ -283,3 +287,44 @@ def test_a_kafka_that_does_not_say_is_told_of_where_there_is_a_bound() -> None:
     world.leader.trimmer._measures = True
     world.handle(QueuesTrimmed({}, 0, (), world.now))
     assert reasons(world, "kafka") == []
+
+
+# --- asking Kafka -------------------------------------------------------------------------------------------
+
+
+class Broker:
+    """Stands for kafka-python's client."""
+
+    opened: ClassVar[list[Broker]] = []
+
+    def __init__(self, **_: object) -> None:
+        self.closed = self.away = self.silent = False
+        self.opened.append(self)
+
+    def describe_log_dirs(self, topics: list[str]) -> list[dict[str, Any]]:
+        if self.away:
+            raise KafkaConnectionError("gone")
+        told = [{"name": one, "partitions": [{"partition_index": 0, "partition_size": 7}]} for one in topics]
+        return [{"log_dirs": [{"topics": [] if self.silent else told}]}]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_one_connection_is_kept_until_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Broker, "opened", [])
+    monkeypatch.setattr(queue_sizes, "KafkaAdminClient", Broker)
+    monkeypatch.setattr(queue_sizes, "_offsets", lambda _, places, __: dict.fromkeys(places, 3))
+    reader = queue_sizes.SizeReader(load_settings(), cast(AdminClient, None))
+    assert reader.sizes(["t"]) == reader.sizes(["t"]) == {("t", 0): QueueSize(3, 3, 7)}
+    assert len(Broker.opened) == 1
+    Broker.opened[0].away = True
+    assert reader.sizes(["t"]) is None
+    assert Broker.opened[0].closed
+    assert reader.sizes(["t"]) == {("t", 0): QueueSize(3, 3, 7)}
+    Broker.opened[1].silent = True
+    assert reader.sizes(["t"]) is None, "no broker tells of any"
+    assert Broker.opened[1].closed, "they may be others by now"
+    assert reader.sizes(["t"]) == {("t", 0): QueueSize(3, 3, 7)}
+    reader.close()
+    assert [one.closed for one in Broker.opened] == [True, True, True]
