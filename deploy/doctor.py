@@ -25,9 +25,8 @@ from deploy.jars import broker_classpath, spark_jars
 from deploy.java import find_java
 from keytide.cli.admin import Admin, tls_authority
 from keytide.cli.data_folder import read_state, running_pid
-from keytide.cli.options import DEFAULT_DATA_DIR
+from keytide.cli.options import DEFAULT_DATA_DIR, give_up_s
 from keytide.cli.output import out, print_json, table
-from keytide.cli.timeouts import give_up_s
 from keytide.errors import KeytideError
 from keytide.http.tls import trusted
 from keytide.kafka.clients import AdminClient

@@ -6,7 +6,7 @@ which `deploy` adds by entry points.
     plug_ins     those that other packages bring
     scan         rows for people, and whole indexes as files
     admin        the coordinator's REST API, and where it is
-    nodes        which nodes reads ask; timeouts: for how long
+    nodes        which nodes reads ask; rolling: restarts them in turn
     rendering    what people see of keyspaces, slices and events
     output       tables, progress bars, JSON, errors
 """

@@ -18,9 +18,8 @@ import msgspec
 from rich.markup import escape
 
 from keytide.cli.data_folder import running_state
-from keytide.cli.options import DEFAULT_DATA_DIR
+from keytide.cli.options import DEFAULT_DATA_DIR, WAIT_LONGER, give_up_s
 from keytide.cli.output import err, progress, readable
-from keytide.cli.timeouts import WAIT_LONGER, give_up_s
 from keytide.client import problem_error
 from keytide.client.protocol.requests import in_path
 from keytide.errors import CallerError, RetryableError

@@ -10,17 +10,17 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from keytide.cli import jobs, lists
+from keytide.cli import jobs, lists, rolling
 from keytide.cli import rendering as looks
 from keytide.cli.admin import Admin, coordinator, rest
 from keytide.cli.calls import asks, listed, titled
+from keytide.cli.data_folder import running_pid
 from keytide.cli.nodes import reader
-from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url, json_file
+from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url, json_file, look_s, set_patience
 from keytide.cli.output import err, facts, friendly_errors, out, print_json, table
 from keytide.cli.plug_ins import CommandGroup
 from keytide.cli.scan import scan
 from keytide.cli.sql import sql
-from keytide.cli.timeouts import look_s, set_patience
 from keytide.errors import CallerError, KeytideError, RetryableError
 
 app = typer.Typer(
@@ -230,6 +230,39 @@ def build_throttle(
 def node_list(admin: Admin) -> Any:
     """All indexer nodes."""
     return admin.call("GET", "/v1/nodes")
+
+
+@asks(node_app, "restart", listed("Restarted", ("node", "seconds")))
+def node_restart(
+    admin: Admin,
+    as_json: bool,
+    data_dir: Path,
+    names: Annotated[list[str] | None, typer.Argument(help="nodes, in this order; all without")] = None,
+    by: Annotated[
+        str,
+        typer.Option(
+            help="command that restarts a node: {node} and {host} stand for its name and its address, as in "
+            "'ssh {host} systemctl restart keytide-indexer'; without, those of the local `keytide up`"
+        ),
+    ] = "",
+    force: Annotated[
+        bool, typer.Option("--force", help="also where no other copy serves: scans are refused meanwhile")
+    ] = False,
+    limit: Annotated[float, typer.Option(min=1, help="seconds for each thing that is waited for")] = 300,
+) -> Any:
+    """Restart indexer nodes one after the other: each when other copies serve all that it has, and the next
+    one when all of its copies serve again."""
+    if by:
+        stop = rolling.by_command(by)
+    elif (pid := running_pid(data_dir)) is not None:
+        stop = rolling.under(pid)
+    else:
+        raise CallerError(
+            f"no `keytide up` runs on {data_dir}, so nodes cannot be restarted from here",
+            problem_type="no-cluster",
+            next_step="say how a node is restarted: --by 'ssh {host} systemctl restart keytide-indexer'",
+        )
+    return rolling.restart(admin, names or [], stop, force=force, limit_s=limit, quiet=as_json)
 
 
 @asks(app)

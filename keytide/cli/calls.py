@@ -29,9 +29,13 @@ _LAST: Final = [
 ]
 
 
+_GIVEN: Final = ("admin", "as_json", "data_dir")
+"""Arguments that a function gets if it has them, and that are none of its own."""
+
+
 def asks(app: typer.Typer, name: str | None = None, show: Show | None = None) -> Callable[[Command], Command]:
     """Make a command of a function that takes the coordinator (`admin`) and its own arguments. To these come
-    `--url`, `--data-dir` and `--json` (which it gets as `as_json`, if it has that argument).
+    `--url`, `--data-dir` and `--json` (of which it gets `data_dir` and `as_json`, if it has those arguments).
 
     Args:
         name: the function's unless given.
@@ -41,11 +45,12 @@ def asks(app: typer.Typer, name: str | None = None, show: Show | None = None) ->
 
     def register(function: Command) -> Command:
         signature = inspect.signature(function, eval_str=True)
-        own = [one for one in signature.parameters.values() if one.name not in ("admin", "as_json")]
+        own = [one for one in signature.parameters.values() if one.name not in _GIVEN]
 
         @functools.wraps(function)
         def command(url: str | None, data_dir: Path, as_json: bool, **given: Any) -> None:
-            told = {"as_json": as_json} if "as_json" in signature.parameters else {}
+            also = {"as_json": as_json, "data_dir": data_dir}
+            told = {name: value for name, value in also.items() if name in signature.parameters}
             with friendly_errors(as_json), coordinator(url, data_dir) as admin:
                 answer = function(admin, **given, **told)
                 if answer is not None and (as_json or show is None):

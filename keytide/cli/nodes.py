@@ -16,8 +16,7 @@ import httpx
 
 from keytide.cli.admin import api_token, coordinator, tls_authority
 from keytide.cli.data_folder import running_state
-from keytide.cli.options import DEFAULT_DATA_DIR
-from keytide.cli.timeouts import give_up_s, look_s
+from keytide.cli.options import DEFAULT_DATA_DIR, give_up_s, look_s
 from keytide.client import Client
 from keytide.errors import KeytideError, RetryableError
 from keytide.http.tls import trusted

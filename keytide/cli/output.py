@@ -24,7 +24,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from keytide.cli.timeouts import WAIT_LONGER
+from keytide.cli.options import WAIT_LONGER
 from keytide.errors import KeytideError
 
 SIZES = frozenset({"bytes", "bytes_done", "bytes_total", "memory", "disk_free"})

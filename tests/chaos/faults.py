@@ -18,7 +18,7 @@ from keytide.cli.admin import Admin
 from keytide.errors import KeytideError
 from keytide.kafka.admin import list_offsets
 from tests.chaos.copies import copy_tails
-from tests.chaos.moving import move
+from tests.chaos.moving import lay_out, move
 from tests.chaos.processes import Processes, family, send, stopped
 from tests.chaos.run import Run
 from tests.chaos.truncating import cut
@@ -31,7 +31,7 @@ STALL_S = (12.0, 18.0)
 
 KINDS = (
     *("kill", "term", "stop", "nodes", "all", "broker", "broker-stop", "fold", "spark", "second", "copies"),
-    *("lose", "damage", "truncate", "fold-stop", "move"),
+    *("lose", "damage", "truncate", "fold-stop", "move", "layout"),
 )
 HAS_NOTHING = (psutil.Error, LookupError, ValueError, OSError, StopIteration, KafkaException, KeytideError)
 """What a fault may raise that finds nothing to strike just now."""
@@ -65,6 +65,7 @@ class Faults:
             *(self._fold, self._spark, self._second, self._copies, self._lose, self._damage, self._truncate),
             self._fold_stop,
             lambda: move(self._run, self._chance),
+            lambda: lay_out(self._run, self._chance),
         )
         self._table: dict[str, Callable[[], str]] = dict(zip(KINDS, works, strict=True))
         self._kinds = kinds

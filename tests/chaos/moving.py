@@ -1,4 +1,5 @@
-"""Slices that move while everything goes on: nodes that are drained, rebalances, more and fewer copies."""
+"""Slices that move while everything goes on: nodes that are drained, rebalances, more and fewer copies, new
+layouts."""
 
 from __future__ import annotations
 
@@ -31,6 +32,17 @@ def move(run: Run, chance: random.Random) -> str:
     node = chance.choice([one["id"] for one in nodes])
     run.admin("POST", f"/v1/nodes/{node}/drain")
     return f"{node} is drained"
+
+
+def lay_out(run: Run, chance: random.Random) -> str:
+    """Have an index get another number of slices while it serves; what, in words. Its build goes on for long
+    after."""
+    targets = [one for one in run.targets() if not one.shape.slices]
+    if not targets:
+        return ""
+    name, slices = chance.choice(targets).name, chance.choice((1, 2, 3, 4, 6))
+    run.admin("POST", "/v1/statements", {"statement": f"ALTER INDEX {name} SET (slices={slices})"})
+    return f"{name} is to have {slices} slices"
 
 
 def end(run: Run) -> None:

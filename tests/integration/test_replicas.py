@@ -16,6 +16,7 @@ import pytest
 
 from deploy.cluster import LocalCluster
 from keytide.catalog.records import IndexRecord
+from keytide.cli import rolling
 from keytide.client import Page
 from keytide.errors import KeytideError, RetryableError
 from keytide.kafka.topics import CatalogReader
@@ -273,6 +274,27 @@ def test_a_node_is_drained_and_gets_its_part_again(world: World) -> None:
     assert [sum(_name(place) in nodes for nodes in found) for place in range(3)] == [2, 2, 2]
     assert _builds(world) == builds, "without Spark"
     _check_at_end(world)
+
+
+def test_nodes_are_restarted_one_after_the_other(world: World) -> None:
+    """No scan is refused, and all copies are the same after it."""
+
+    def stop(node: dict[str, Any]) -> None:
+        world.cluster.kill(node["id"])
+        world.cluster.restart(node["id"])
+
+    _spread(world)
+    with Writer(world.bootstrap, TOPIC, 15, _order, per_second=300), Readers(world, [0]) as readers:
+        done = rolling.restart(world.admin, ["node-2", "node-3"], stop, force=False, limit_s=120, quiet=True)
+        assert [one["node"] for one in done] == ["node-2", "node-3"]
+        readers.go_on()
+    with Readers(world, [1]) as readers:
+        rolling.restart(world.admin, ["node-1"], stop, force=False, limit_s=120, quiet=True)
+        readers.go_on()
+    job = world.admin.call("POST", f"/v1/indexes/{INDEX}/verify")
+    wait_for(lambda: _job(world, job["id"])["state"] in ("DONE", "FAILED"), "it is verified", 180)
+    verified = _job(world, job["id"])
+    assert (verified["state"], verified["counts"]) == ("DONE", {}), verified
 
 
 def test_an_index_gets_other_slices_and_columns_while_it_serves(world: World) -> None:

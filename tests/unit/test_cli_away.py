@@ -58,6 +58,7 @@ OTHERS = [
     ("job", "cancel", "j1"),
     ("job", "throttle", "j1", "--copy-rate", "1000000"),
     ("node", "drain", "node-1"),
+    ("node", "restart", "node-1", "--by", "true"),
     ("node", "undrain", "node-1"),
     ("rebalance", "--yes"),
 ]

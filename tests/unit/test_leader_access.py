@@ -15,7 +15,7 @@ from coordinator.core.source_status import SourceStatus
 from coordinator.http import leader_access
 from coordinator.http.api import create_app
 from coordinator.process.service import CoordinatorService
-from keytide.cli.timeouts import DEFAULT_S
+from keytide.cli.options import DEFAULT_S
 from keytide.errors import CallerError
 from keytide.process.clock import now_ms
 from keytide.settings.settings import BACK_MS
