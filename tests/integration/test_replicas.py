@@ -323,7 +323,8 @@ def test_an_index_gets_other_slices_and_columns_while_it_serves(world: World) ->
         readers.go_on()
         assert [len(nodes) for nodes in _copies(world)] == [2] * 5
         wait_for(lambda: _layouts(world) == [], "the old layout is gone", 120)
-        assert not any(_slice_folder(world, _name(node), old.id, 0).exists() for node in range(3))
+        folders = [_slice_folder(world, _name(node), old.id, 0) for node in range(3)]
+        wait_for(lambda: not any(folder.exists() for folder in folders), "nothing is left of it", 60)
         world.sql(f"CREATE OR REPLACE INDEX {INDEX} ON {TOPIC} (customer, total DESC) INCLUDE (total)")
         five = _record(world)
         wait_for(lambda: _record(world).id != five.id, "the new definition answers", 180)
