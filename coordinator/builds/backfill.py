@@ -101,9 +101,9 @@ class BackfillPhase:
         if record is None or run is None:
             return []
         run.silent_ms = min(run.silent_ms, 0)  # (it may be the last word of the driver before this one)
-        if message.sent_at < run.reported_at:
+        if (message.attempt, message.sent_at) < run.reported:
             return []
-        run.reported_at = message.sent_at
+        run.reported = message.attempt, message.sent_at
         record = replace(
             record,
             backfill_timestamp=record.backfill_timestamp.merge_max(message.timestamp),

@@ -101,7 +101,7 @@ class BuildRun:
         finding: a sample is being taken for the splits of its RANGE indexes.
         splits: what was found, by index id, until the records say it.
         sampling: the driver has passed, the source's end is being looked up.
-        reported_at: `sent_at` of the newest report, so that an older one does not count.
+        reported: `attempt` and `sent_at` of the newest report, so that an older one does not count.
         restarts: starts of the driver after it died, since `restarts_batches` micro-batches were finished.
         failing: the driver says that its build can never work: why; "" when it does not.
         failing_at: since when.
@@ -129,7 +129,7 @@ class BuildRun:
     finding: bool = False
     splits: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
     sampling: bool = False
-    reported_at: int = 0
+    reported: tuple[tuple[int, int], int] = ((0, 0), 0)
     restarts: int = 0
     restarts_batches: int = -1
     failing: str = ""

@@ -254,9 +254,9 @@ class Jobs(JobRegistry):
             return []
         run = self.run(record.id)
         run.hear(message.run, now)
-        if message.sent_at < run.reported_at:
+        if (message.attempt, message.sent_at) < run.reported:
             return []
-        run.reported_at, run.no_room, run.error = message.sent_at, "", message.error
+        run.reported, run.no_room, run.error = (message.attempt, message.sent_at), "", message.error
         if run.held and message.state != "DONE":
             return []  # the last word of a driver that has ended
         if message.documents:

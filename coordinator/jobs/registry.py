@@ -60,7 +60,7 @@ class JobRun:
     """What this coordinator knows of a job beside its record.
 
     Attributes:
-        reported_at: `sent_at` of the newest report, so that an older one does not count.
+        reported: `attempt` and `sent_at` of the newest report, so that an older one does not count.
         heard: name of a driver (`JobProgress.run`) -> when it was heard last; those that are not gone.
         earlier: names of the drivers that were heard before this start.
         began_at: the first report since this start; 0 before that.
@@ -76,7 +76,7 @@ class JobRun:
         story: how the last one ended.
     """
 
-    reported_at: int = 0
+    reported: tuple[tuple[int, int], int] = ((0, 0), 0)
     heard: dict[str, int] = field(default_factory=dict)
     earlier: frozenset[str] = frozenset()
     began_at: int = 0

@@ -36,6 +36,7 @@ from coordinator.core.events import DriverExited
 from coordinator.core.instructions import DriverTask
 from keytide.catalog.catalog import Catalog
 from keytide.http.tls import AUTHORITY_VARIABLE
+from keytide.process import attempt
 from keytide.process.clock import now_ms
 from keytide.process.parent_death import die_with_parent
 from keytide.process.worker import QueueWorker
@@ -89,6 +90,9 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
         command: what runs the driver of a backfill, before `--build ID`.
         commands: the same for any task (before `--build ID` or `--job ID`); others run as
             `python -m streaming.<task>`.
+
+    Attributes:
+        term: under which drivers are started.
     """
 
     def __init__(
@@ -108,6 +112,8 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
         self._drivers: dict[str, _Driver] = {}
         self._due: dict[str, _Due] = {}
         self._to_remove: set[str] = set()
+        self._started = 0
+        self.term = 0
 
     def start(self, build: str, delay_ms: int, task: DriverTask = "backfill") -> None:
         """Start the driver of a build or job after a delay, unless one of it runs; one with another task has
@@ -212,6 +218,8 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
                 log.warning("the %s driver of %s waits: %s", task, build, text)
                 self._post(DriverExited(build, drivers.NO_ROOM, text, now_ms(), task))
                 return
+            self._started += 1
+            told = attempt.told(self.term, self._started)
             with path.open("ab") as out:
                 start = out.tell()
                 process = subprocess.Popen(
@@ -219,7 +227,7 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **environment(self._settings)},
+                    env={**os.environ, **environment(self._settings), **told},
                     process_group=0,
                     preexec_fn=die_with_parent(),
                 )

@@ -181,6 +181,7 @@ class CoordinatorService:
         self._leader.foreign = foreign
         self._reports.assign(starts)
         self._writer.hand_over()
+        self._supervisor.term = term
         self._supervisor.open()
         self._supervisor.clean(catalog)
         self._executor.open()

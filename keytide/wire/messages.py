@@ -563,6 +563,9 @@ class BuildProgress(_Message, frozen=True, array_like=True):
     """Index id -> reason -> documents that its definition leaves out, in finished micro-batches."""
     skipped: dict[str, dict[str, int]] = {}
     """Index id -> reason -> versions that cannot be indexed (they are in the ledger)."""
+    attempt: tuple[int, int] = (0, 0)
+    """Which start of a driver this is: the term of the leader that started it, and how many drivers that one
+    has started. It orders drivers, whose clocks may differ; (0, 0) of a release that does not say."""
 
 
 class BuildSampled(_Message, frozen=True, array_like=True):
@@ -598,6 +601,8 @@ class JobProgress(_Message, frozen=True, array_like=True):
     detail: str
     error: str
     sent_at: int
+    attempt: tuple[int, int] = (0, 0)
+    """As that of `BuildProgress`."""
 
 
 Message = (

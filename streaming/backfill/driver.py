@@ -137,7 +137,7 @@ class BackfillDriver(Driver):
         self._error: BaseException | None = None
 
     def report(self) -> BuildProgress:
-        return self._status.report(self._id, self._start, now_ms())
+        return self._status.report(self._id, self._start, self.sent_at(), self.attempt)
 
     def failed(self, never: bool, note: str) -> None:
         self._status.enter("FAILED" if never else "RUNNING", note)

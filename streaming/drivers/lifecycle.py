@@ -36,6 +36,8 @@ from keytide.catalog.catalog import Catalog
 from keytide.errors import RetryableError
 from keytide.kafka.identity import KafkaIdentity
 from keytide.kafka.topics import CatalogReader
+from keytide.process.attempt import this_attempt
+from keytide.process.clock import now_ms
 from keytide.process.program import begin
 from keytide.process.worker import Worker
 from keytide.settings.settings import Settings, load_settings
@@ -156,6 +158,7 @@ class Driver:
         stands_back: it runs behind other processes, by `build.nice`, from the beginning; False: it does so
             itself, when it knows by how much.
         folder: of its files.
+        attempt: which start of it this is, for its reports.
         log: of its module.
     """
 
@@ -174,6 +177,8 @@ class Driver:
         self._stop = stop
         self._now = now
         self._spark: SparkEngine | None = None
+        self._said_at = 0
+        self.attempt = this_attempt()
         self.log = logging.getLogger(type(self).__module__)
         self.folder: Path = settings.data_dir.resolve() / f"{self.kind}s" / of
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -186,6 +191,11 @@ class Driver:
     def title(self) -> str:
         """What it is called in its log."""
         return f"{self.kind} {self._id}"
+
+    def sent_at(self) -> int:
+        """For a report: milliseconds that do not go back when the clock is set back."""
+        self._said_at = max(self._said_at, now_ms())
+        return self._said_at
 
     def run(self) -> int:
         """Run to the end; returns the exit status."""

@@ -257,8 +257,13 @@ class Status:
         with self._lock:
             self._closing = True
 
-    def report(self, build: str, run: str, now: int) -> BuildProgress:
-        """The present report, the micro-batch under way included in `documents`."""
+    def report(self, build: str, run: str, now: int, attempt: tuple[int, int] = (0, 0)) -> BuildProgress:
+        """The present report, the micro-batch under way included in `documents`.
+
+        Args:
+            now: milliseconds; never less than before.
+            attempt: which start of the driver it is.
+        """
         with self._lock:
             gate = self.gate if self._busy and not self._counted else None
             under_way = gate.documents if gate is not None else 0
@@ -279,6 +284,7 @@ class Status:
                 table_documents=under_way if self.at_table else self.journal.table_documents,
                 left_out={index: dict(reasons) for index, reasons in self.journal.left_out.items()},
                 skipped={index: dict(reasons) for index, reasons in self.journal.skipped.items()},
+                attempt=attempt,
             )
 
     def _phase(self, gate: RateGate | None) -> str:

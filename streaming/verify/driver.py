@@ -70,7 +70,8 @@ class VerifyDriver(Driver):
             counts=self._counts,
             detail=self._detail,
             error=self._error,
-            sent_at=now_ms(),
+            sent_at=self.sent_at(),
+            attempt=self.attempt,
         )
 
     def _tell(self, detail: str, fraction: float) -> None:

@@ -458,6 +458,19 @@ def test_reports_that_come_late_do_not_turn_progress_back() -> None:
     assert (world.build("b8").batches, world.build("b8").documents_done) == (2, 100)
 
 
+def test_the_drivers_of_a_build_are_ordered_by_who_started_them_and_not_by_their_clocks() -> None:
+    world = started(World())
+    world.driver("b8", "RUNNING", 1, (30, 20), attempt=(1, 1))
+    world.now -= 3_600_000  # of the machine on which another coordinator leads, or of this one, set back
+    world.driver("b8", "RUNNING", 2, (60, 40), attempt=(1, 2))
+    assert world.leader.builds.registry.get("b8").batches == 2
+    world.driver("b8", "RUNNING", 3, (70, 40), attempt=(2, 1))
+    assert world.leader.builds.registry.get("b8").batches == 3
+    world.now += 7_200_000
+    world.driver("b8", "FAILED", 3, (70, 40), attempt=(1, 9), error="what a deposed leader's driver says")
+    assert not world.leader.builds.registry.run("b8").failing
+
+
 def test_documents_within_a_micro_batch_are_the_drivers_count() -> None:
     world = started(World())
     message = BuildProgress("b8", "r1", "RUNNING", 0, Timestamp(), Timestamp(), 70, {}, "", world.now)

@@ -23,6 +23,7 @@ from coordinator.process.driver_supervisor import DriverSupervisor, environment
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import BuildRecord, BuildState, JobRecord, JobState
 from keytide.model.timestamp import Timestamp
+from keytide.process.attempt import this_attempt
 from keytide.settings.settings import load_settings
 
 LIMIT_S = 20.0
@@ -98,6 +99,17 @@ def test_a_driver_is_told_its_build_and_its_end_has_the_last_lines(watched: Watc
     end = watched.end()
     assert (end.build, end.status, end.tail) == ("b7", 3, "said ['--build', 'b7']")
     assert (watched.folder / "builds" / "b7" / "driver.log").read_text() == "said ['--build', 'b7']\n"
+
+
+def test_a_driver_is_told_which_start_of_it_it_is(watched: Watched) -> None:
+    script = "from keytide.process.attempt import this_attempt; print(this_attempt()); raise SystemExit(1)"
+    supervisor = watched.running(script)
+    supervisor.term = 7
+    for number in (1, 2):
+        supervisor.start("b7", 0)
+        assert watched.end().tail == f"(7, {number})"
+        watched.ends.clear()
+    assert this_attempt({}) == (0, 0)
 
 
 def test_a_driver_that_ends_well_has_no_story(watched: Watched) -> None:

@@ -64,6 +64,7 @@ def report(world: World, job: str, state: str = "RUNNING", **other: Any) -> list
         detail=other.get("detail", ""),
         error=other.get("error", ""),
         sent_at=other.get("sent_at", world.now),
+        attempt=other.get("attempt", (0, 0)),
     )
     return world.handle(Reported(message, world.now))
 
@@ -115,6 +116,17 @@ def test_every_state_has_its_ways() -> None:
     assert {to for ways in TRANSITIONS.values() for to in ways.values()} | {"QUEUED"} == set(TRANSITIONS)
     assert faults_of({"UNPROVABLE": 7}) == 0
     assert faults_of({"UNPROVABLE": 7, "MISSING": 2, "EXTRA": 1}) == 3
+
+
+def test_a_driver_whose_clock_is_behind_that_of_the_one_before_is_heard() -> None:
+    world = ready()
+    job = verify(world)
+    world.tick(300)
+    report(world, job, percent=50.0, attempt=(1, 1))
+    report(world, job, percent=10.0, attempt=(1, 2), sent_at=world.now - 3_600_000)
+    assert world.leader.jobs.get(job).percent == 10.0
+    report(world, job, percent=60.0, attempt=(1, 1), sent_at=world.now + 1)
+    assert world.leader.jobs.get(job).percent == 10.0, "it was stopped, or replaced"
 
 
 def test_a_job_from_request_to_report() -> None:
