@@ -69,7 +69,7 @@ def run(settings: Settings, driver_command: list[str] | None = None) -> int:
         failures.append(error)
         server.should_exit = True
 
-    service = CoordinatorService(settings, failed, driver_command)
+    service = CoordinatorService(settings, failed, driver_command, url)
     server = server_of(create_app(service, url, serving.set), settings.http, security)
 
     def lead() -> None:

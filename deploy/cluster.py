@@ -1,35 +1,32 @@
-"""A local cluster: Kafka (embedded, or one that runs already), a coordinator, projectors and indexer nodes,
+"""A local cluster: Kafka (embedded, or one that runs already), coordinators, projectors and indexer nodes,
 each a process.
 
 This is the composition root: the only place that knows all parts. A part that dies is started again after a
 short pause; everything ends with this process, even when it is killed. Ports and names are kept in the data
-folder, so that a cluster that is started again is found where it was.
+folder, so that a cluster that is started again is found where it was. Coordinators share one folder, so that
+builds go on from their checkpoints whichever of them leads.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import ssl
 import sys
 import time
-import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
-
-from confluent_kafka import KafkaException
+from typing import Final, Self
 
 from deploy.archive import made_archive
-from deploy.kafka import EmbeddedKafka
+from deploy.brokers import KafkaBrokers
+from deploy.kafka import EmbeddedKafka, replication
+from deploy.probes import answers, see_kafka
 from deploy.process import ChildProcess, free_ports, holder, is_free
 from deploy.spark_home import spark_environment
-from keytide.cli.admin import CERTIFICATE_STEP, Admin
+from keytide.cli.admin import Admin
 from keytide.cli.data_folder import STATE_FILE, read_state
 from keytide.errors import CallerError, KeytideError
-from keytide.http.tls import trusted
-from keytide.kafka.clients import AdminClient
 from keytide.process.private_files import private_folder
 from keytide.process.worker import Worker, logged
 from keytide.serving.security import reading_token
@@ -38,7 +35,8 @@ from streaming.spark.session import ARCHIVE_VARIABLE
 
 READY_LIMIT_S = 60.0
 _RESTART_PAUSE_S = 1.0
-_KAFKA_LIMIT_S = 10.0
+
+KAFKA_FOLDER: Final = "kafka"
 
 Say = Callable[[str], None]
 
@@ -50,12 +48,14 @@ class LocalCluster:
         data_dir: kept across restarts.
         kafka: bootstrap servers of a running Kafka; None starts the embedded one.
         nodes: indexer nodes.
+        brokers: of the embedded Kafka.
+        coordinators: coordinator processes; one leads.
         projectors: projector processes.
         replicas: of new indexes that do not say; None for what settings do.
         name: cluster name, the prefix of its topics.
         settings: further settings as environment variables (`KEYTIDE_...`) for every part.
-        coordinator_port, node_port: wanted ports (a node's is the first of a row); with 0 those of the last
-            start, or free ones.
+        coordinator_port, node_port: wanted ports (of the first coordinator; a node's is the first of a row);
+            with 0 those of the last start, or free ones.
         supervise: start parts again that die.
         say: told what happens, a line at a time.
     """
@@ -66,6 +66,8 @@ class LocalCluster:
         *,
         kafka: str | None = None,
         nodes: int = 2,
+        brokers: int = 1,
+        coordinators: int = 1,
         projectors: int = 1,
         replicas: int | None = None,
         name: str = "keytide",
@@ -79,14 +81,14 @@ class LocalCluster:
         self.name = name
         self.settings = load_settings()
         self._external = kafka
-        self._embedded = EmbeddedKafka(self.data_dir / "kafka") if kafka is None else None
+        self._kafka = KafkaBrokers(self.data_dir / KAFKA_FOLDER, brokers) if kafka is None else None
         self._settings = dict(settings or {})
         self._supervise = supervise
         self._say = say
         self._supervisor = Worker("supervisor", logged, self._watch)
         self._held: set[str] = set()
         self._replicas = replicas
-        self._counts = {"projectors": projectors, "nodes": nodes}
+        self._counts = {"projectors": projectors, "nodes": nodes, "coordinators": coordinators}
         self._wanted = (coordinator_port, node_port)
         self.ports: dict[str, int] = {}
         self.services: dict[str, ChildProcess] = {}
@@ -94,22 +96,39 @@ class LocalCluster:
     @property
     def bootstrap(self) -> str:
         """Kafka's bootstrap servers."""
-        return self._external or (self._embedded.bootstrap if self._embedded else "")
+        return self._external or (self._kafka.bootstrap if self._kafka else "")
+
+    @property
+    def brokers(self) -> list[EmbeddedKafka]:
+        """The embedded brokers; none of a Kafka that the cluster did not start."""
+        return self._kafka.all if self._kafka else []
 
     @property
     def broker(self) -> EmbeddedKafka:
-        """The embedded broker.
+        """The first embedded broker.
 
         Raises:
             CallerError: the cluster uses a Kafka of its own accord.
         """
-        if self._embedded is None:
+        if not self.brokers:
             raise CallerError("this cluster uses a Kafka that it did not start")
-        return self._embedded
+        return self.brokers[0]
+
+    @property
+    def coordinators(self) -> list[str]:
+        """Names of the coordinators, the first one first."""
+        more = range(2, self._counts["coordinators"] + 1)
+        return ["coordinator", *(f"coordinator-{number}" for number in more)]
+
+    @property
+    def coordinator_urls(self) -> list[str]:
+        """Where all coordinators answer, whichever leads."""
+        return [self._url(name, self.settings.coordinator.host) for name in self.coordinators]
 
     @property
     def coordinator_url(self) -> str:
-        return self._url("coordinator", self.settings.coordinator.host)
+        """Where the first coordinator answers."""
+        return self.coordinator_urls[0]
 
     @property
     def node_urls(self) -> list[str]:
@@ -138,20 +157,22 @@ class LocalCluster:
         """
         private_folder(self.data_dir, "--data-dir")
         try:
-            if self._embedded is not None:
+            if self._kafka is not None:
                 self._say("starting Kafka")
-                self._embedded.start()
+                self._kafka.start()
             else:
-                _see_kafka(self.bootstrap)
+                see_kafka(self.bootstrap)
             spark = {**spark_environment(), ARCHIVE_VARIABLE: str(made_archive() or "")}
             self._choose_ports()
             self._define(spark)
             self._write_state()
-            for name, child in self.services.items():
-                self._say(f"starting {name}")
-                child.start()
-            for name in self.services:
-                self.wait_ready(name)
+            first = [name for name in self.services if name not in self.coordinators[1:]]
+            for names in (first, self.coordinators[1:]):  # who stand by do not compete with the first one
+                for name in names:
+                    self._say(f"starting {name}")
+                    self.services[name].start()
+                for name in names:
+                    self.wait_ready(name)
             self.services["coordinator"].wait_until(self.nodes_live, READY_LIMIT_S, "heard all nodes")
         except BaseException:
             self.stop()
@@ -161,25 +182,38 @@ class LocalCluster:
         return self
 
     def stop(self) -> None:
-        """Stop everything in order: projectors, nodes, coordinator, Kafka."""
+        """Stop everything in order: projectors, nodes, coordinators (at once, or one after the other would
+        come to lead), Kafka."""
         self._supervisor.close()
         order = sorted(
             self.services, key=lambda name: (name.startswith("coordinator"), name.startswith("node-"))
         )
         for name in order:
+            if name == "coordinator":
+                for one in self.coordinators:
+                    if one in self.services:
+                        self.services[one].ask_to_end()
             self._say(f"stopping {name}")
             self.services[name].terminate()
-        if self._embedded is not None:
+        if self._kafka is not None:
             self._say("stopping Kafka")
-            self._embedded.stop()
+            self._kafka.stop()
+
+    def _broker(self, name: str) -> EmbeddedKafka | None:
+        return next((broker for broker in self.brokers if broker.name == name), None)
 
     def kill(self, name: str) -> None:
-        """End one part as a power failure would, and leave it so until `restart` (for tests)."""
+        """End one part, a broker, too, as a power failure would, and leave it so until `restart` (for
+        tests)."""
         self._held.add(name)
-        self.services[name].kill()
+        (self._broker(name) or self.services[name]).kill()
 
     def restart(self, name: str) -> None:
         """Start a part again and wait until it serves."""
+        if (broker := self._broker(name)) is not None:
+            broker.restart()
+            self._held.discard(name)
+            return
         child = self.services[name]
         if child.running:
             child.terminate()
@@ -197,20 +231,28 @@ class LocalCluster:
             environment["KEYTIDE_SYNC_POINT"] = point
 
     def wait_ready(self, name: str) -> None:
-        """Wait until a part serves."""
+        """Wait until a part serves. A coordinator does when it answers and any of them leads."""
         child = self.services[name]
         if name not in self.ports:
             child.wait_until(lambda: child.said("ready"), READY_LIMIT_S, "was ready")
             return
         settings = self.settings
-        host = settings.coordinator.host if name == "coordinator" else settings.indexer.host
-        url, authority = self._url(name, host), settings.security.tls_authority
-        child.wait_until(lambda: _answers(url, authority), READY_LIMIT_S, f"answered at {url}")
+        led = name in self.coordinators
+        url = self._url(name, settings.coordinator.host if led else settings.indexer.host)
+        authority = settings.security.tls_authority
+
+        def serves() -> bool:
+            if not led:
+                return answers(f"{url}/readyz", authority)
+            leads = any(answers(f"{one}/readyz", authority) for one in self.coordinator_urls)
+            return leads and answers(f"{url}/healthz", authority)
+
+        child.wait_until(serves, READY_LIMIT_S, f"answered at {url}")
 
     def nodes_live(self) -> bool:
-        """Whether the coordinator knows that all nodes live: before that it places no index on them."""
+        """Whether the leader knows that all nodes live: before that it places no index on them."""
         wanted = {name for name in self.services if name.startswith("node-")}
-        with Admin(self.coordinator_url, reading_token(self.settings.security)) as admin:
+        with Admin(self.coordinator_urls, reading_token(self.settings.security)) as admin:
             try:
                 nodes = admin.call("GET", "/v1/nodes")
             except KeytideError as error:
@@ -224,10 +266,11 @@ class LocalCluster:
             CallerError: a wanted port, or one of the last start, is taken: clients ask there.
         """
         last: dict[str, int] = read_state(self.data_dir).get("ports", {})
-        names = ["coordinator", *(f"node-{number}" for number in range(1, self._counts["nodes"] + 1))]
+        names = [f"node-{number}" for number in range(1, self._counts["nodes"] + 1)]
         wanted = {"coordinator": self._wanted[0]}
         if self._wanted[1]:
-            wanted |= {name: self._wanted[1] + at for at, name in enumerate(names[1:])}
+            wanted |= {name: self._wanted[1] + at for at, name in enumerate(names)}
+        names = [*self.coordinators, *names]
         names += [f"projector-{number}-metrics" for number in range(1, self._counts["projectors"] + 1)]
         free = (port for port in free_ports(3 * len(names)) if port not in last.values())
         for name in names:
@@ -242,6 +285,8 @@ class LocalCluster:
 
     def _define(self, spark: Mapping[str, str]) -> None:
         logs = self.data_dir / "logs"
+        factor, _ = replication(len(self.brokers))
+        kafka = {"KEYTIDE_TOPICS__REPLICATION_FACTOR": str(factor)} if factor > 1 else {}
 
         def service(name: str, module: str, **extra: str) -> None:
             environment = {
@@ -249,6 +294,7 @@ class LocalCluster:
                 "KEYTIDE_CLUSTER": self.name,
                 "KEYTIDE_KAFKA__BOOTSTRAP": self.bootstrap,
                 "KEYTIDE_DATA_DIR": str(self.data_dir / name),
+                **kafka,
                 **spark,
                 "PYTHONUNBUFFERED": "1",
                 **self._settings,
@@ -258,11 +304,14 @@ class LocalCluster:
                 name, [sys.executable, "-m", module], log=logs / f"{name}.log", env=environment
             )
 
-        port = str(self.ports["coordinator"])
         copies = (
             {} if self._replicas is None else {"KEYTIDE_COORDINATOR__DEFAULT_REPLICAS": f"{self._replicas}"}
         )
-        service("coordinator", "coordinator", KEYTIDE_COORDINATOR__PORT=port, **copies)
+        shared = str(self.data_dir / "coordinator")
+        for name in self.coordinators:
+            port = str(self.ports[name])
+            own = {"KEYTIDE_COORDINATOR__PORT": port, "KEYTIDE_DATA_DIR": shared}
+            service(name, "coordinator", **own, **copies)
         for number in range(1, self._counts["nodes"] + 1):
             name = f"node-{number}"
             port = str(self.ports[name])
@@ -276,18 +325,19 @@ class LocalCluster:
         """Start parts again that died."""
         stopping = self._supervisor.stopping
         while not stopping.wait(_RESTART_PAUSE_S):
-            for name, child in self.services.items():
+            for name, child in self._parts():
                 if not child.running and name not in self._held and not stopping.is_set():
                     self._say(
                         f"{name} ended with status {child.returncode}; starting it again (log: {child.log})"
                     )
-                    child.start()
-            if self._embedded is not None and not self._embedded.running and "kafka" not in self._held:
-                self._say("Kafka ended; starting it again")
-                try:
-                    self._embedded.start()
-                except KeytideError as error:  # its disk is full, say: it is tried again
-                    self._say(error.message)
+                    try:
+                        child.launch() if isinstance(child, EmbeddedKafka) else child.start()
+                    except KeytideError as error:  # its disk is full, say: it is tried again
+                        self._say(error.message)
+
+    def _parts(self) -> Iterator[tuple[str, EmbeddedKafka | ChildProcess]]:
+        yield from ((broker.name, broker) for broker in self.brokers)
+        yield from self.services.items()
 
     def _write_state(self) -> None:
         """What `keytide down` and clients on this machine look up."""
@@ -296,13 +346,15 @@ class LocalCluster:
             "started_at": time.time(),
             "cluster": self.name,
             "kafka": self.bootstrap,
+            "brokers": len(self.brokers),
             "ports": self.ports,
             **({} if self._replicas is None else {"replicas": self._replicas}),
             "coordinator": self.coordinator_url,
+            "coordinators": self.coordinator_urls,
             "tls_authority": self._authority(),
             "nodes": self.node_urls,
             "metrics": [
-                *(f"{url}/metrics" for url in (self.coordinator_url, *self.node_urls)),
+                *(f"{url}/metrics" for url in (*self.coordinator_urls, *self.node_urls)),
                 *(
                     f"http://{self.settings.projector.metrics_host}:{port}/metrics"  # never with TLS
                     for name, port in sorted(self.ports.items())
@@ -322,39 +374,3 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-
-def _see_kafka(bootstrap: str) -> None:
-    """Find a Kafka that others run, before parts that need it are started.
-
-    Raises:
-        CallerError: it does not answer.
-    """
-    client = {**load_settings().kafka.client(), "bootstrap.servers": bootstrap, "log_level": 0}
-    try:
-        with AdminClient(client) as admin:
-            admin.list_topics(timeout=_KAFKA_LIMIT_S)
-    except KafkaException as error:
-        raise CallerError(
-            f"no Kafka answers at {bootstrap} within {_KAFKA_LIMIT_S:.0f} s: {error.args[0]}",
-            problem_type="kafka-unavailable",
-            next_step="start it, correct the address or what [kafka] says, or leave --kafka out",
-        ) from error
-
-
-def _answers(url: str, authority: str) -> bool:
-    """Whether a part says that it is ready.
-
-    Raises:
-        CallerError: this machine does not trust its certificate, and neither would the other parts.
-    """
-    try:
-        context = trusted(authority) if url.startswith("https:") else None
-        with urllib.request.urlopen(f"{url}/readyz", timeout=2, context=context) as response:
-            return bool(response.status == 200)
-    except OSError as error:
-        if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
-            raise CallerError(
-                f"the certificate shown at {url} is not trusted: {error}", next_step=CERTIFICATE_STEP
-            ) from error
-        return False

@@ -27,6 +27,16 @@ def up(
     nodes: Annotated[
         int | None, typer.Option(min=1, help="indexer nodes", show_default="as before, else 2")
     ] = None,
+    brokers: Annotated[
+        int | None,
+        typer.Option(min=1, max=9, help="brokers of the embedded Kafka", show_default="as before, else 1"),
+    ] = None,
+    coordinators: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=9, help="coordinators; one leads, others stand by", show_default="as before, else 1"
+        ),
+    ] = None,
     replicas: Annotated[
         int | None,
         typer.Option(
@@ -69,7 +79,19 @@ def up(
     from deploy.up import UpOptions, run
     from deploy.up import detach as start_detached
 
-    options = UpOptions(data_dir, kafka, nodes, projectors, cluster, port, node_port, as_json, replicas)
+    options = UpOptions(
+        data_dir,
+        kafka,
+        nodes,
+        projectors,
+        cluster,
+        port,
+        node_port,
+        as_json,
+        replicas,
+        brokers,
+        coordinators,
+    )
     with friendly_errors(as_json):
         raise typer.Exit(start_detached(options) if detach else run(options))
 

@@ -1,4 +1,5 @@
-"""The embedded Kafka broker: a real one, alone, on loopback, for a user who has no Kafka running.
+"""The embedded Kafka broker: a real one, on loopback, alone or one of several (`deploy.brokers`), for a user
+who has no Kafka running.
 
 Theory of operation: one JVM is broker and KRaft controller. Its folder is formatted once (the cluster id and
 the ports that it had last are kept in it, so a cluster finds its broker where it was), and survives kill -9
@@ -7,9 +8,10 @@ start, since nobody else uses it. The broker's own log goes to a rolling file; e
 says, to `kafka.out` next to it, whose end is in the error when the broker dies. It is started as a
 `ChildProcess`, so it never outlives this process.
 
-Settings differ from Kafka's defaults where one broker on one machine needs it: replication 1 everywhere,
-internal topics with few partitions, no wait before the first rebalance, messages up to 32 MiB, no topics made
-by accident, and no expiry of data unless a topic asks for it (the records of a demo are years old).
+Settings differ from Kafka's defaults where brokers on one machine need it: replication 1 everywhere (with
+several brokers 3, or as many as there are), internal topics with few partitions, no wait before the first
+rebalance, messages up to 32 MiB, no topics made by accident, and no expiry of data unless a topic asks for it
+(the records of a demo are years old).
 
 `python -m deploy.kafka --data-dir DIR --port N` runs one in the foreground until Ctrl-C.
 """
@@ -29,6 +31,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -39,6 +42,7 @@ from deploy.jars import broker_classpath
 from deploy.java import find_java
 from deploy.process import ChildDiedError, ChildProcess, free_ports, is_free
 from keytide.errors import CallerError, KeytideError
+from keytide.kafka.admin import in_sync
 from keytide.kafka.clients import AdminClient
 from keytide.process.program import begin
 
@@ -46,10 +50,10 @@ START_LIMIT_S = 90.0
 STOP_LIMIT_S = 20.0
 MESSAGE_MAX_BYTES = 32 * 1024 * 1024
 
-_JVM = (
-    *("-Xms128m", "-Xmx1g", "-XX:MaxDirectMemorySize=512m", "-XX:+ExitOnOutOfMemoryError"),
-    "-Djava.awt.headless=true",
-)
+_JVM = ("-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true")
+_ALONE = ("-Xms128m", "-Xmx1g", "-XX:MaxDirectMemorySize=512m")
+_ONE_OF_SEVERAL = ("-Xms64m", "-Xmx512m", "-XX:MaxDirectMemorySize=256m")
+"""Three of them fit into a laptop."""
 _PERFORMANCE = "-XX:+UseG1GC -XX:MaxGCPauseMillis=20 -XX:InitiatingHeapOccupancyPercent=35"
 """How the JVM compiles and collects, unless KAFKA_JVM_PERFORMANCE_OPTS says otherwise, as with Kafka's own
 scripts."""
@@ -76,27 +80,59 @@ _LOG4J = """\
 """
 
 
-def jvm_options() -> list[str]:
-    """Options of the broker's JVM; KAFKA_JVM_PERFORMANCE_OPTS replaces those of speed."""
-    return [*_JVM, *shlex.split(os.environ.get("KAFKA_JVM_PERFORMANCE_OPTS", _PERFORMANCE))]
+def jvm_options(several: bool = False) -> list[str]:
+    """Options of a broker's JVM, alone or one of several; KAFKA_JVM_PERFORMANCE_OPTS replaces those of
+    speed."""
+    memory = _ONE_OF_SEVERAL if several else _ALONE
+    return [*memory, *_JVM, *shlex.split(os.environ.get("KAFKA_JVM_PERFORMANCE_OPTS", _PERFORMANCE))]
+
+
+def replication(brokers: int) -> tuple[int, int]:
+    """The replication factor of topics with so many brokers, and how many replicas must have what a producer
+    is told is written."""
+    factor = min(3, brokers)
+    return factor, in_sync(factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What a broker is among several.
+
+    Attributes:
+        node: its number, from 1.
+        controllers: number -> port, of all of them.
+        cluster_id: of the Kafka cluster.
+    """
+
+    node: int
+    controllers: Mapping[int, int]
+    cluster_id: str
 
 
 class EmbeddedKafka:
-    """A single-node Kafka broker on 127.0.0.1.
+    """A Kafka broker on 127.0.0.1.
 
     Args:
         data_dir: its folder, kept; None for a temporary one, removed by `stop`.
         port: where it listens; 0 for the port that it had last in this folder if that is free, else any free
             one.
+
+    Attributes:
+        name: what people call it.
+        membership: set before it is started when it is one of several; None for a broker alone.
     """
 
-    def __init__(self, data_dir: Path | None = None, port: int = 0) -> None:
+    membership: Membership | None = None
+
+    def __init__(self, data_dir: Path | None = None, port: int = 0, name: str = "kafka") -> None:
+        self.name = name
         self._temporary = data_dir is None
         self.data_dir = (data_dir or Path(tempfile.mkdtemp(prefix="keytide-kafka-"))).resolve()
         self.log_dir = self.data_dir / "logs"
         self._wanted_port = port
         self._port = port
         self._child = ChildProcess("Kafka broker", [], log=self.log_dir / "kafka.out")
+        self.log = self._child.log
 
     @property
     def port(self) -> int:
@@ -128,7 +164,8 @@ class EmbeddedKafka:
         return self._child.returncode
 
     def start(self) -> Self:
-        """Start it and wait until it answers; formats the folder and fetches the jars the first time.
+        """Start it and wait until it answers; formats the folder and fetches the jars the first time. One of
+        several answers when most of them run.
 
         Raises:
             JavaError, JarsError: the Java parts are not to be had.
@@ -136,6 +173,12 @@ class EmbeddedKafka:
             ChildDiedError: it died; the message has the end of its log.
             NotReadyError: it did not answer in time (it is stopped).
         """
+        self.launch()
+        self.wait_ready()
+        return self
+
+    def launch(self) -> None:
+        """Start it, and do not wait. Raises as `start`."""
         if self.running:
             raise CallerError(f"The broker runs already, as process {self.pid}.")
         java, classpath = find_java(), ":".join(map(str, broker_classpath()))
@@ -146,14 +189,26 @@ class EmbeddedKafka:
         self._write_state({**state, "port": self._port})
         command = [str(java.path), "-cp", classpath, f"-Dlog4j2.configurationFile=file:{log4j}"]
         self._format(command, config, str(state["cluster_id"]))
-        self._child.argv = [*command, *jvm_options(), "kafka.Kafka", str(config)]
+        options = jvm_options(several=self.membership is not None)
+        self._child.argv = [*command, *options, "kafka.Kafka", str(config)]
         self._child.start()
+
+    def wait_ready(self) -> None:
+        """Wait until it answers.
+
+        Raises:
+            ChildDiedError: it died; the message has the end of its log.
+            NotReadyError: it did not answer in time (it is stopped).
+        """
         try:
             self._child.wait_until(self._answers, START_LIMIT_S, f"answered on {self.bootstrap}")
         except KeytideError:
             self._child.kill()
             raise
-        return self
+
+    def ask_to_stop(self) -> None:
+        """Ask it to stop in order, and do not wait: `stop` does."""
+        self._child.ask_to_end()
 
     def stop(self) -> None:
         """Stop it in order (kill it after 20 s), and remove a temporary folder."""
@@ -194,8 +249,13 @@ class EmbeddedKafka:
         try:
             state: dict[str, Any] = json.loads((self.data_dir / "keytide-broker.json").read_text())
         except FileNotFoundError:
-            return {"cluster_id": _new_cluster_id()}
+            return {"cluster_id": self.membership.cluster_id if self.membership else new_cluster_id()}
         return state
+
+    @property
+    def cluster_id(self) -> str:
+        """Of the Kafka cluster that the folder belongs to; a new one of a new folder."""
+        return str(self._read_state()["cluster_id"])
 
     def _write_state(self, state: Mapping[str, Any]) -> None:
         file = self.data_dir / "keytide-broker.json"
@@ -211,12 +271,16 @@ class EmbeddedKafka:
         return config, log4j
 
     def _broker_settings(self) -> dict[str, str | int]:
-        (controller,) = free_ports()
+        member = self.membership or Membership(1, {1: free_ports()[0]}, "")
+        several = len(member.controllers) > 1
+        voters = (f"{node}@127.0.0.1:{port}" for node, port in member.controllers.items())
+        own = f"CONTROLLER://127.0.0.1:{member.controllers[member.node]}"
+        factor, least = replication(len(member.controllers))
         return {
             "process.roles": "broker,controller",
-            "node.id": 1,
-            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
-            "listeners": f"PLAINTEXT://127.0.0.1:{self._port},CONTROLLER://127.0.0.1:{controller}",
+            "node.id": member.node,
+            "controller.quorum.voters": ",".join(voters),
+            "listeners": f"PLAINTEXT://127.0.0.1:{self._port},{own}",
             "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self._port}",
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
@@ -225,16 +289,21 @@ class EmbeddedKafka:
             "message.max.bytes": MESSAGE_MAX_BYTES,
             "replica.fetch.max.bytes": MESSAGE_MAX_BYTES,
             "log.retention.ms": -1,
-            "offsets.topic.replication.factor": 1,
+            "default.replication.factor": factor,
+            "min.insync.replicas": least,
+            "offsets.topic.replication.factor": factor,
             "offsets.topic.num.partitions": 4,
-            "transaction.state.log.replication.factor": 1,
-            "transaction.state.log.min.isr": 1,
+            "transaction.state.log.replication.factor": factor,
+            "transaction.state.log.min.isr": least,
             "transaction.state.log.num.partitions": 4,
-            "share.coordinator.state.topic.replication.factor": 1,
-            "share.coordinator.state.topic.min.isr": 1,
+            "share.coordinator.state.topic.replication.factor": factor,
+            "share.coordinator.state.topic.min.isr": least,
             "share.coordinator.state.topic.num.partitions": 1,
-            # A broker that was killed may only register again when its old session is over: default 9 s.
-            "broker.session.timeout.ms": 3000,
+            # A broker that was killed may only register again when its old session is over: default 9 s. Of
+            # several on one machine that is busy none is to be given up before it had its turn.
+            "broker.session.timeout.ms": 6000 if several else 3000,
+            # All stop together: nobody would be left to hand leaders over to, and to write that down.
+            "controlled.shutdown.enable": str(not several).lower(),
             "broker.heartbeat.interval.ms": 500,
             "group.initial.rebalance.delay.ms": 0,
             "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
@@ -269,7 +338,7 @@ class EmbeddedKafka:
             return False
 
 
-def _new_cluster_id() -> str:
+def new_cluster_id() -> str:
     """A random id in Kafka's form: 16 bytes in URL-safe base64, no dash first (it is an option's value)."""
     while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()).startswith("-"):
         pass

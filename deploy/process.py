@@ -150,6 +150,11 @@ class ChildProcess:
             return self._process.wait(timeout)
         return None
 
+    def ask_to_end(self) -> None:
+        """Ask it to end (SIGTERM), and do not wait: `terminate` does."""
+        if self.running and self._process is not None:
+            self._process.terminate()
+
     def terminate(self, timeout: float = 10.0) -> int | None:
         """Ask it to end (SIGTERM), after `timeout` seconds kill it; sweep up its group; its exit status."""
         if self._process is None:

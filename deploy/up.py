@@ -22,7 +22,8 @@ from types import FrameType
 
 from rich.console import Console
 
-from deploy.cluster import LocalCluster
+from deploy.brokers import brokers_in
+from deploy.cluster import KAFKA_FOLDER, LocalCluster
 from keytide.cli.data_folder import read_state, running_pid
 from keytide.cli.output import print_json
 from keytide.errors import CallerError, KeytideError, RetryableError
@@ -47,6 +48,8 @@ class UpOptions:
     node_port: int | None = None
     as_json: bool = False
     replicas: int | None = None
+    brokers: int | None = None
+    coordinators: int | None = None
 
 
 def remembered(options: UpOptions) -> UpOptions:
@@ -75,7 +78,20 @@ def remembered(options: UpOptions) -> UpOptions:
             "others would be out of service",
             next_step="leave --nodes out, or choose another --data-dir",
         )
-    embedded = (options.data_dir / "kafka").exists()
+    brokers = brokers_in(options.data_dir / KAFKA_FOLDER)
+    embedded = brokers > 0
+    before = None if embedded or "kafka" not in state else str(state["kafka"])
+    kafka = options.kafka or before
+    if embedded and options.brokers not in (None, brokers):
+        raise CallerError(
+            f"the Kafka in {options.data_dir} has {_counted(brokers, 'broker')}, and its topics lie on these",
+            next_step="leave --brokers out, or choose another --data-dir",
+        )
+    if kafka is not None and not embedded and options.brokers is not None:
+        raise CallerError(
+            f"the cluster is to use the Kafka at {kafka}, which has its own brokers",
+            next_step="leave --brokers out, or --kafka for a new data folder",
+        )
     if options.kafka is not None and embedded:
         raise CallerError(
             f"the cluster in {options.data_dir} keeps its queues in its own Kafka",
@@ -88,10 +104,12 @@ def remembered(options: UpOptions) -> UpOptions:
             f"{replicas + 1} copies of each slice need as many nodes, and there are to be {wanted}",
             next_step=f"say --nodes {replicas + 1}, or --replicas {wanted - 1}",
         )
-    before = None if embedded or "kafka" not in state else str(state["kafka"])
+    coordinators = sum(name.startswith("coordinator") for name in ports)
     return replace(
         options,
-        kafka=options.kafka or before,
+        kafka=kafka,
+        brokers=options.brokers or brokers or None,
+        coordinators=options.coordinators or coordinators or None,
         nodes=wanted,
         replicas=replicas,
         projectors=options.projectors or projectors or 1,
@@ -99,6 +117,10 @@ def remembered(options: UpOptions) -> UpOptions:
         port=options.port if options.port is not None else (0 if ports else 8091),
         node_port=options.node_port if options.node_port is not None else (0 if ports else 8093),
     )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 @contextmanager
@@ -149,6 +171,8 @@ def _run(options: UpOptions, console: Console) -> int:
         options.data_dir,
         kafka=options.kafka,
         nodes=options.nodes or 1,
+        brokers=options.brokers or 1,
+        coordinators=options.coordinators or 1,
         projectors=options.projectors or 1,
         replicas=options.replicas,
         name=options.cluster or "keytide",
@@ -192,7 +216,7 @@ def detach(options: UpOptions) -> int:
         return 0
     Console().print(
         f"cluster {options.cluster} runs in the background, process {process.pid}\n"
-        f"  web page and admin API  {state['coordinator']}\n"
+        f"  web page and admin API  {', '.join(state['coordinators'])}\n"
         f"  scan endpoints          {', '.join(state['nodes'])}\n"
         f"  Kafka                   {state['kafka']}\n"
         f"stop it with: keytide down --data-dir {options.data_dir}",
@@ -258,7 +282,7 @@ def _refuse_second(data_dir: Path) -> None:
 def _greet(console: Console, cluster: LocalCluster) -> None:
     (cluster.data_dir / "ready").write_text(str(os.getpid()))
     console.print(f"\n[bold]cluster {cluster.name} serves[/bold]", highlight=False)
-    console.print(f"  web page and admin API  {cluster.coordinator_url}", highlight=False)
+    console.print(f"  web page and admin API  {', '.join(cluster.coordinator_urls)}", highlight=False)
     console.print(f"  scan endpoints          {', '.join(cluster.node_urls)}", highlight=False)
     console.print(f"  Kafka                   {cluster.bootstrap}", highlight=False)
     console.print(f"  logs                    {cluster.data_dir / 'logs'}", highlight=False)

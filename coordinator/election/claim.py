@@ -12,6 +12,9 @@ coordinator that was fenced asks the dictionary. While no higher term is there i
 now, looks again, and goes on: of two that fence each other the one with the highest term leads, and one that
 has not written its term yet finds its claim refused, and stands by again. Records are whole, so what it does
 not know the fate of is written once more.
+
+Of several that stand by and see the leader end, one claims first. Another one that finds a term which it did
+not see end leaves it alone, so that a leader that ends is followed by one, not by each in turn.
 """
 
 from __future__ import annotations
@@ -105,6 +108,10 @@ class MetadataWriter:
             raise KafkaUnavailableError(f"the transactional id cannot be claimed: {error}") from error
         self._fenced = False
 
+    def withdraw(self) -> None:
+        """Leave the transactional id to whom it was taken from, who fences this one in turn."""
+        self._fenced = True
+
     def write(self, records: Sequence[tuple[str, Record | None]]) -> int:
         """Write records (None: a tombstone) in one transaction; tries until it is committed, or `stop` is
         called.
@@ -195,11 +202,14 @@ class MetadataWriter:
         self._stopping.set()
 
 
-def claim_term(settings: Settings, writer: MetadataWriter, holder: str) -> tuple[int, Catalog]:
+def claim_term(
+    settings: Settings, writer: MetadataWriter, holder: str, ended: int | None = None
+) -> tuple[int, Catalog]:
     """Become the leader: fence the others, read the dictionary, write the next term.
 
     Args:
         holder: who claims it (`standby.this_process`).
+        ended: the highest term that is known to be over; None to claim whoever leads.
 
     Returns:
         The term, and the dictionary (the claim included).
@@ -209,8 +219,13 @@ def claim_term(settings: Settings, writer: MetadataWriter, holder: str) -> tuple
         FencedError: another one claimed at the same time.
     """
     writer.term = 0
+    if ended is not None:
+        _leave_alone(settings, read_catalog(settings), ended)
     writer.fence()
     catalog = read_catalog(settings)
+    if ended is not None and catalog.term > ended:
+        writer.withdraw()
+        _leave_alone(settings, catalog, ended)
     now = now_ms()
     records: list[Record] = [TermRecord(catalog.term + 1, holder, now)]
     if catalog.cluster is None:
@@ -221,6 +236,11 @@ def claim_term(settings: Settings, writer: MetadataWriter, holder: str) -> tuple
     catalog.offset += len(records) + 1  # and the transaction's marker
     writer.term = catalog.term
     return catalog.term, catalog
+
+
+def _leave_alone(settings: Settings, catalog: Catalog, ended: int) -> None:
+    if catalog.term > ended:
+        raise FencedError(settings.cluster, f"term {catalog.term} was claimed meanwhile")
 
 
 def read_catalog(settings: Settings) -> Catalog:

@@ -10,8 +10,8 @@ that topic and then listens. It claims when
 * nothing of the newest term, or a higher one, was heard for `coordinator.leader_timeout_ms`, while Kafka
   answered all the time: who cannot hear must not conclude that nobody speaks.
 
-Two that claim at once are told apart by Kafka's fencing: the one that comes later leads, the other stands by
-again. A leader that was paused and is fenced by then stops, and is started again into standing by.
+Two that claim at once are told apart by Kafka's fencing: one of them leads, the other stands by again
+(`claim`). A leader that was paused and is fenced by then stops, and is started again into standing by.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import psutil
 
 from coordinator.election.claim import read_catalog
 from keytide.catalog.records import TermRecord
-from keytide.errors import KeytideError
+from keytide.errors import KeytideError, RetryableError
 from keytide.kafka.admin import KafkaUnavailableError, admin, describe_topics, list_offsets
 from keytide.kafka.topics import TopicReader
 from keytide.model.health import Verdict, single
@@ -85,6 +85,12 @@ def _machine() -> str:
         return ""
 
 
+class StandsByError(RetryableError):
+    """The coordinator that was asked does not lead, and nothing was done: ask another one."""
+
+    problem_type = "coordinator-stands-by"
+
+
 class Standby:
     """Waits until the cluster may be claimed.
 
@@ -95,10 +101,13 @@ class Standby:
 
     Attributes:
         leader: who leads, as far as is known; "" while nobody does.
+        leader_url: where that one answers; "" when that is not known.
+        ended: the highest term that was seen, which is over when `wait` has returned.
     """
 
     def __init__(self, settings: Settings, stopping: threading.Event, check: Callable[[], None]) -> None:
-        self.leader = ""
+        self.leader = self.leader_url = ""
+        self.ended = 0
         self._settings = settings
         self._stopping = stopping
         self._check = check
@@ -124,6 +133,7 @@ class Standby:
             KafkaUnavailableError: Kafka is away at the beginning.
         """
         record = self._claim()
+        self.ended = record.term if record else 0
         if record is None or is_gone(record.holder):
             return
         self.leader = record.holder
@@ -132,9 +142,14 @@ class Standby:
         start = {0: max(begin, end - TAIL_MESSAGES)}
         with closing(TopicReader(self._settings, self._topics.control, start)) as reader:
             try:
-                self._listen(reader, record.term, end)
+                self._listen(reader, end)
             finally:
-                self.leader = ""
+                self.leader = self.leader_url = ""
+
+    def refusal(self) -> StandsByError:
+        """What is answered to whoever wants something of the leader."""
+        (reason,) = self.verdict(self._settings.cluster).reasons
+        return StandsByError(reason.reason, next_step=reason.next_step)
 
     def _claim(self) -> TermRecord | None:
         """The newest claim; None when there was none."""
@@ -143,7 +158,7 @@ class Standby:
         record = read_catalog(self._settings).records.get("term")
         return record if isinstance(record, TermRecord) else None
 
-    def _listen(self, reader: TopicReader, term: int, end: int) -> None:
+    def _listen(self, reader: TopicReader, end: int) -> None:
         limit = self._settings.coordinator.leader_timeout_ms / 1000
         told = False
         heard = probed = time.monotonic()
@@ -151,13 +166,13 @@ class Standby:
             self._check()
             for message in reader.poll(0.1):
                 word = _word(message.value() or b"")
-                if word is None or word.term < term:
+                if word is None or word.term < self.ended:
                     continue
-                term = word.term
+                self.ended = word.term
                 if isinstance(word, Leading):
                     if word.leaving:
                         return
-                    self.leader = word.holder
+                    self.leader, self.leader_url = word.holder, word.url
                 if (message.offset() or 0) >= end:
                     heard = time.monotonic()
             now = time.monotonic()
@@ -167,11 +182,11 @@ class Standby:
                 probed = time.monotonic()
             silent = now - heard
             if silent > limit or (silent > QUIET_S and is_gone(self.leader)):
-                log.info("term %d of %s is silent: this coordinator claims the cluster", term, self.leader)
+                log.info("term %d of %s is silent: this one claims the cluster", self.ended, self.leader)
                 return
             if not told and now - heard < limit / 2:
                 told = True
-                log.info("standing by: %s leads term %d", self.leader, term)
+                log.info("standing by: %s leads term %d", self.leader, self.ended)
 
     def _answers(self) -> bool:
         try:

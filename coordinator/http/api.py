@@ -18,6 +18,7 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
 from coordinator.http import metrics
+from coordinator.http.forwarding import PassOn
 from coordinator.http.job_routes import add_jobs
 from coordinator.http.leader_access import LeaderAccess
 from coordinator.http.list_routes import add_lists
@@ -95,6 +96,7 @@ def create_app(service: CoordinatorService, url: str, started: Callable[[], None
     app = FastAPI(title="Keytide coordinator", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     add_docs(app)
     add_error_handlers(app)
+    app.add_middleware(PassOn, service=service)
     app.add_middleware(RequestGate, settings=service.settings, needs=_needs)
     access = LeaderAccess(service)
     _add_statements(app, access)

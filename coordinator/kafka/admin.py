@@ -20,6 +20,7 @@ from keytide.kafka.admin import (
     create_topic,
     delete_topic,
     describe_topics,
+    in_sync,
     list_offsets,
     topic_config,
 )
@@ -86,9 +87,9 @@ class KafkaAdminWork:
             self._make(name, partitions, config)
 
     def _make(self, name: str, partitions: int, config: dict[str, str]) -> None:
-        create_topic(
-            self._client, name, partitions, self._settings.topics.replication_factor, config, self._timeout
-        )
+        replicas = self._settings.topics.replication_factor
+        config = {**config, "min.insync.replicas": str(in_sync(replicas))}
+        create_topic(self._client, name, partitions, replicas, config, self._timeout)
 
     def delete(self, topics: Iterable[str]) -> None:
         """Delete topics; one that does not exist is fine.

@@ -80,6 +80,7 @@ class CoordinatorService:
         settings: all settings.
         failed: told (from any thread) of the error that ends this coordinator: it was fenced, or has a bug.
         driver_command: what runs a Spark driver (tests run something lighter).
+        url: where it answers, for those that stand by.
     """
 
     def __init__(
@@ -87,8 +88,10 @@ class CoordinatorService:
         settings: Settings,
         failed: Callable[[BaseException], None],
         driver_command: list[str] | None = None,
+        url: str = "",
     ) -> None:
         self.settings = settings
+        self._url = url
         self.topics = Topics(settings.cluster)
         self.events = EventRing()
         self.started_at = now_ms()
@@ -123,6 +126,11 @@ class CoordinatorService:
     def verdict_of_standby(self) -> Verdict:
         """What a coordinator that does not lead can say of the cluster."""
         return self._standby.verdict(self.settings.cluster)
+
+    @property
+    def leader_url(self) -> str:
+        """Where the coordinator that leads answers, while another one does; "" when that is not known."""
+        return self._standby.leader_url
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -169,7 +177,7 @@ class CoordinatorService:
         starts = [
             TopicPartition(topic, 0, work.end(topic)) for topic in (self.topics.reports, self.topics.metadata)
         ]
-        term, catalog = claim_term(self.settings, self._writer, self._holder)
+        term, catalog = claim_term(self.settings, self._writer, self._holder, self._standby.ended)
         recovered = read_control_tail(self.settings)
         left, foreign = orphans(catalog, self.settings.cluster, work.all_topics())
         if left:
@@ -241,8 +249,7 @@ class CoordinatorService:
         if self._leader is not None:
             self._inbox.append(work)
             return
-        (reason,) = self.verdict_of_standby().reasons
-        future.set_exception(RetryableError(reason.reason, next_step=reason.next_step))
+        future.set_exception(self._standby.refusal())
 
     def change(self, command: Callable[[Commands, int], CommandResult]) -> Future[CommandResult]:
         """Call `command` in the control loop; the future has its outcome when what it wrote is committed."""
@@ -354,7 +361,7 @@ class CoordinatorService:
 
     def _say(self, leader: Leader, *, leaving: bool = False) -> None:
         """Tell coordinators that stand by that this one lives."""
-        message = Leading(leader.term, self._holder, now_ms(), leaving)
+        message = Leading(leader.term, self._holder, now_ms(), leaving, self._url)
 
         def delivered(error: KafkaError | None, _: Message) -> None:
             if error is None:

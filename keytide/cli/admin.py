@@ -1,17 +1,18 @@
 """The coordinator's REST API (docs/reference) for the command, and how the command finds the cluster.
 
 Where: `--url`, else `KEYTIDE_URL`, else the cluster that `keytide up` keeps in the data folder, else the
-default port.
+default port. Where there are several coordinators any of them may be asked, and another one is when that one
+does not answer.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import httpx
 import msgspec
@@ -43,16 +44,19 @@ FINISHED = frozenset({"READY", "DONE", "FAILED", "CANCELLED"})
 """States of builds and jobs that are over."""
 
 
-def find_url(url: str | None, data_dir: Path) -> str:
-    """The coordinator's URL.
+def find_urls(url: str | None, data_dir: Path) -> list[str]:
+    """Where coordinators answer.
+
+    Args:
+        url: what the user says: one, or several with commas between them.
 
     Raises:
         CallerError: the data folder has no cluster that runs.
     """
-    if url or os.environ.get("KEYTIDE_URL"):
-        return url or os.environ["KEYTIDE_URL"]
+    if said := url or os.environ.get("KEYTIDE_URL"):
+        return [one.strip() for one in said.split(",") if one.strip()]
     state = running_state(data_dir, DEFAULT_DATA_DIR) or {}
-    return str(state.get("coordinator", DEFAULT_URL))
+    return [str(one) for one in state.get("coordinators") or [state.get("coordinator", DEFAULT_URL)]]
 
 
 def rest(*parts: str) -> str:
@@ -138,33 +142,53 @@ def coordinator(url: str | None, data_dir: Path, seconds: float | None = None) -
     Args:
         seconds: how long it may take to answer; None for as long as the command has patience.
     """
-    return Admin(find_url(url, data_dir), seconds=give_up_s() if seconds is None else seconds)
+    return Admin(find_urls(url, data_dir), seconds=give_up_s() if seconds is None else seconds)
 
 
 HEALTH_PATH = "/v1/health"
 """Answered with a verdict also when its status is 503."""
 
 
+STANDS_BY: Final = "coordinator-stands-by"
+SILENT: Final = "coordinator-silent"
+
+
+def _shown(seconds: float | None) -> str:
+    return f"{round(seconds or 0, 2):g}"
+
+
+class NotReachedError(RetryableError):
+    """A coordinator has not got what it was to be asked."""
+
+
 class Admin:
-    """Calls the coordinator.
+    """Calls a coordinator, whichever of several answers.
 
     Args:
-        url: its address.
+        url: its address; of several coordinators a list.
         token: API token; what `KEYTIDE_TOKEN` says when "".
         seconds: how long an answer may take.
     """
 
-    def __init__(self, url: str, token: str = "", seconds: float = 60.0) -> None:
+    def __init__(self, url: str | Sequence[str], token: str = "", seconds: float = 60.0) -> None:
         token = token or api_token()
-        self.url = url
+        self._urls = [url] if isinstance(url, str) else list(url)
         self._seconds = seconds
+        self._clients: list[httpx.Client] = []
+        trust = trusted(tls_authority(*self._urls))
         try:
-            trust = trusted(tls_authority(url))
-            self._http = httpx.Client(base_url=url, headers=bearer(token), timeout=seconds, verify=trust)
+            for one in self._urls:
+                client = httpx.Client(base_url=one, headers=bearer(token), timeout=seconds, verify=trust)
+                self._clients.append(client)
         except httpx.InvalidURL as error:
             raise CallerError(
-                f"{url!r} is not an address: {error}", next_step="give one like http://127.0.0.1:8091"
+                f"{one!r} is not an address: {error}", next_step="give one like http://127.0.0.1:8091"
             ) from error
+
+    @property
+    def url(self) -> str:
+        """Who is asked next."""
+        return self._urls[0]
 
     def __enter__(self) -> Self:
         return self
@@ -173,27 +197,55 @@ class Admin:
         self.close()
 
     def close(self) -> None:
-        self._http.close()
+        for client in self._clients:
+            client.close()
 
     def call(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
-        """The answer's JSON.
+        """The answer's JSON. Of several coordinators another one is asked where it is certain that the first
+        has done nothing, or where nothing was to be done.
 
         Raises:
-            RetryableError: the coordinator does not answer.
+            RetryableError: no coordinator answers, or none leads.
             KeytideError: its problem document.
         """
         wanted = {name: value for name, value in query.items() if value is not None}
+        deadline = time.monotonic() + self._seconds
+        failed: list[RetryableError] = []
+        for left in range(len(self._urls), 0, -1):
+            whole = max(deadline - time.monotonic(), 0.1)
+            limit = httpx.Timeout(whole / left if method == "GET" else whole, connect=whole / left)
+            try:
+                return self._ask(method, path, body, wanted, limit)
+            except RetryableError as error:
+                reached = not isinstance(error, NotReachedError)
+                if reached and error.problem_type not in (STANDS_BY, SILENT):
+                    raise  # the leader's word
+                failed.append(error)
+                self._urls.append(self._urls.pop(0))  # the next call does not begin with it, either
+                self._clients.append(self._clients.pop(0))
+                if reached and error.problem_type == SILENT and method != "GET":
+                    break  # it may have been done
+        raise min(failed, key=lambda error: isinstance(error, NotReachedError))
+
+    def _ask(self, method: str, path: str, body: Any, wanted: Mapping[str, Any], limit: httpx.Timeout) -> Any:
         try:
-            response = self._http.request(method, path, json=body, params=wanted)
+            response = self._clients[0].request(method, path, json=body, params=wanted, timeout=limit)
+        except httpx.ConnectTimeout as error:
+            raise NotReachedError(
+                f"no connection to the coordinator at {self.url} within {_shown(limit.connect)} s",
+                problem_type=SILENT,
+                next_step=f"see `keytide doctor`; {WAIT_LONGER}",
+            ) from error
         except httpx.TimeoutException as error:
             raise RetryableError(
-                f"the coordinator at {self.url} did not answer within {self._seconds:g} s",
-                problem_type="coordinator-silent",
+                f"the coordinator at {self.url} did not answer within {_shown(limit.read)} s",
+                problem_type=SILENT,
                 next_step=("" if method == "GET" else "look whether it was done all the same, then ")
                 + f"see `keytide doctor`; {WAIT_LONGER}",
             ) from error
         except httpx.TransportError as error:
-            raise RetryableError(
+            reached = not isinstance(error, httpx.ConnectError) and method != "GET"
+            raise (RetryableError if reached else NotReachedError)(
                 f"no coordinator answers at {self.url}: {error}",
                 next_step=CERTIFICATE_STEP
                 if "CERTIFICATE_VERIFY_FAILED" in str(error)

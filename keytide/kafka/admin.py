@@ -215,6 +215,12 @@ def topic_config(client: AnyAdminClient, topic: str, timeout: float = REQUEST_TI
     return {name: entry.value for name, entry in entries.items()}
 
 
+def in_sync(replication_factor: int) -> int:
+    """How many replicas must have what a producer is told is written (`min.insync.replicas`), so that one of
+    three, and two of five, may be away."""
+    return (replication_factor + 1) // 2
+
+
 def create_topic(
     client: AnyAdminClient,
     name: str,

@@ -62,7 +62,11 @@ class KafkaSettings(BaseModel):
 
 
 class TopicSettings(Section):
-    replication_factor: int = Field(1, description="of Keytide's own topics; 3 on a real cluster")
+    replication_factor: int = Field(
+        1,
+        description="of Keytide's own topics; 3 on a real cluster: 2 of the replicas must then have what "
+        "counts as written (`min.insync.replicas`), so one broker may be away",
+    )
     message_max_bytes: int = Field(32 * MIB, description="largest Kafka message in Keytide's own topics")
     part_bytes: int = Field(
         8 * MIB, description="messages larger than this are split (R20); well below message_max_bytes"

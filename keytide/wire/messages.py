@@ -328,6 +328,8 @@ class Leading(_Message, frozen=True, array_like=True):
     sent_at: int
     leaving: bool = False
     """It stops now, and claims nothing again: no need to wait."""
+    url: str = ""
+    """Where it answers requests; "" of a release that does not say."""
 
 
 # --- reports --------------------------------------------------------------------------------------

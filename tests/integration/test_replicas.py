@@ -4,12 +4,10 @@ copies are added and taken away, and move, while the index serves."""
 
 from __future__ import annotations
 
-import random
 import shutil
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psutil
 import pytest
@@ -22,6 +20,7 @@ from keytide.errors import KeytideError, RetryableError
 from keytide.kafka.topics import CatalogReader
 from keytide.settings.settings import load_settings
 from tests.chaos.processes import stopped
+from tests.integration.orders import INDEX, TOPIC, Readers, by_customer, order
 from tests.integration.world import World, Writer, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(600)]
@@ -34,7 +33,6 @@ SETTINGS = {
     "KEYTIDE_SCAN__FIRST_LEASE_S": "15",
     "KEYTIDE_SCAN__LEASE_S": "15",
 }
-TOPIC, INDEX = "orders", "orders_customer"
 SLICES = 3
 
 
@@ -48,23 +46,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         World(cluster) as world,
     ):
         world.make_topic(TOPIC)
-        with Writer(world.bootstrap, TOPIC, 1, _order) as writer:
+        with Writer(world.bootstrap, TOPIC, 1, order) as writer:
             writer.write(20_000)
         options = f"(slices={SLICES}, replicas=1, defer_build=true)"
         world.sql(f"CREATE INDEX {INDEX} ON {TOPIC} (customer, total DESC) WITH {options}")
         world.wait_ready(world.build(INDEX))
         yield world
-
-
-def _order(chance: random.Random, _: int) -> tuple[str, Any]:
-    id_ = f"order{chance.randrange(5_000)}"
-    if chance.random() < 0.1:
-        return id_, None
-    return id_, {"customer": f"c{chance.randrange(200)}", "total": chance.randrange(10_000)}
-
-
-def _by_customer(document: dict[str, Any], _: str) -> Iterable[list[Any]]:
-    yield [document["customer"], document["total"]]
 
 
 def _record(world: World) -> IndexRecord:
@@ -89,48 +76,8 @@ def _ids(world: World) -> set[str]:
     return {id_ for ids in _record(world).copies.values() for id_ in ids.values()}
 
 
-class Readers:
-    """Scans of the whole index through one node after the other, page by page, compared with the source, in a
-    thread until it is stopped. None may fail but through a node that is away.
-
-    Args:
-        through: numbers of the nodes that are asked.
-    """
-
-    def __init__(self, world: World, through: Iterable[int]) -> None:
-        self._world, self._through = world, list(through)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.error: BaseException | None = None
-        self.scans = 0
-
-    def _run(self) -> None:
-        try:
-            while not self._stop.is_set():
-                for node in self._through:
-                    self._world.check(INDEX, TOPIC, _by_customer, (False, True), node=node)
-                    self.scans += 1
-        except BaseException as error:
-            self.error = error
-            raise
-
-    def go_on(self, scans: int = 6) -> None:
-        """Wait until so many more have ended."""
-        until = self.scans + scans
-        wait_for(lambda: self.scans >= until or self.error is not None, "scans go on", 120)
-        assert self.error is None, self.error
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(60)
-
-
 def _check_at_end(world: World) -> None:
-    assert world.check_at_end(INDEX, TOPIC, _by_customer, (False, True)) > 0
+    assert world.check_at_end(INDEX, TOPIC, by_customer, (False, True)) > 0
 
 
 def _builds(world: World) -> int:
@@ -151,7 +98,7 @@ def test_no_scan_is_refused_while_a_node_is_killed_or_stands_still(world: World,
     others = [node for node in range(3) if node != victim]
     before = _copies(world)
     with (
-        Writer(world.bootstrap, TOPIC, 2 + victim, _order, per_second=300),
+        Writer(world.bootstrap, TOPIC, 2 + victim, order, per_second=300),
         Readers(world, others) as readers,
     ):
         readers.go_on()
@@ -173,7 +120,7 @@ def test_a_copy_whose_disk_is_gone_is_filled_from_the_other_one(world: World) ->
     victim, source = nodes[0], nodes[1]
     builds = _builds(world)
     others = [node for node in range(3) if _name(node) not in (victim, source)]
-    with Writer(world.bootstrap, TOPIC, 9, _order, per_second=300), Readers(world, others) as readers:
+    with Writer(world.bootstrap, TOPIC, 9, order, per_second=300), Readers(world, others) as readers:
         world.cluster.kill(victim)
         shutil.rmtree(_slice_folder(world, victim, index.id, 1))
         world.cluster.restart(victim)
@@ -190,7 +137,7 @@ def test_a_copy_whose_disk_is_gone_is_filled_from_the_other_one(world: World) ->
         _wait_scans(world, asked)
         at_least = {str(p): offset for p, offset in world.ends(TOPIC).items()}
         rows = world.check(
-            INDEX, TOPIC, _by_customer, (False, True), node=asked, at_least=at_least, timeout_ms=60_000
+            INDEX, TOPIC, by_customer, (False, True), node=asked, at_least=at_least, timeout_ms=60_000
         )
         assert rows > 0, "what was filled is what the other one was"
     finally:
@@ -200,7 +147,7 @@ def test_a_copy_whose_disk_is_gone_is_filled_from_the_other_one(world: World) ->
 
 def test_copies_are_added_and_taken_away_while_it_serves(world: World) -> None:
     builds = _builds(world)
-    with Writer(world.bootstrap, TOPIC, 11, _order, per_second=300), Readers(world, range(3)) as readers:
+    with Writer(world.bootstrap, TOPIC, 11, order, per_second=300), Readers(world, range(3)) as readers:
         world.sql(f"ALTER INDEX {INDEX} SET (replicas=2)")
         wait_for(lambda: [len(nodes) for nodes in _copies(world)] == [3] * SLICES, "a third copy counts", 180)
         readers.go_on()
@@ -230,7 +177,7 @@ def test_a_node_is_drained_and_gets_its_part_again(world: World) -> None:
     goes on to its end."""
     node, builds = "node-3", _builds(world)
     _spread(world)
-    with Writer(world.bootstrap, TOPIC, 13, _order, per_second=300), Readers(world, range(2)) as readers:
+    with Writer(world.bootstrap, TOPIC, 13, order, per_second=300), Readers(world, range(2)) as readers:
         with world.client(2) as client:  # which reads its own copies: they stay until the page has been read
             job = world.admin.call("POST", f"/v1/nodes/{node}/drain")
             opened: list[Page] = []

@@ -21,7 +21,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from deploy.jars import broker_classpath
 from deploy.java import find_java
-from deploy.kafka import _LOG4J, MESSAGE_MAX_BYTES, _new_cluster_id
+from deploy.kafka import _LOG4J, MESSAGE_MAX_BYTES, new_cluster_id
 from deploy.process import ChildProcess, free_ports
 
 LIMIT_S = 180.0
@@ -49,7 +49,7 @@ class ThreeBrokers:
     def __init__(self, data_dir: Path, settings: Mapping[str, str | int] | None = None) -> None:
         self._dir = data_dir
         self._settings = dict(settings or {})
-        self._cluster_id = _new_cluster_id()
+        self._cluster_id = new_cluster_id()
         ports = free_ports(len(BROKERS) + 1)
         self.ports = dict(zip((CONTROLLER, *BROKERS), ports, strict=True))
         self.nodes: dict[int, ChildProcess] = {}

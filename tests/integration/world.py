@@ -51,7 +51,7 @@ class World:
     @property
     def admin(self) -> Admin:
         if self._admin is None:
-            self._admin = Admin(self.cluster.coordinator_url)
+            self._admin = Admin(self.cluster.coordinator_urls)
         return self._admin
 
     def client(self, node: int = 0) -> Client:
@@ -68,7 +68,7 @@ class World:
 
     def make_topic(self, topic: str, partitions: int = 4, **config: str) -> None:
         settings = {name.replace("_", "."): value for name, value in config.items()}
-        new = NewTopic(topic, partitions, 1, config=settings)
+        new = NewTopic(topic, partitions, config=settings)
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         admin.create_topics([new])[topic].result(timeout=30)
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from keytide.cli import app, output
 from keytide.cli import rendering as looks
-from keytide.cli.admin import Admin, find_url
+from keytide.cli.admin import Admin, find_urls
 from keytide.cli.options import DEFAULT_DATA_DIR
 from keytide.cli.output import out, readable, size
 from keytide.errors import CallerError, RetryableError
@@ -270,14 +270,21 @@ def test_the_token_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_where_the_cluster_is(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_url(None, DEFAULT_DATA_DIR) == "http://127.0.0.1:8091"
+    assert find_urls(None, DEFAULT_DATA_DIR) == ["http://127.0.0.1:8091"]
     with pytest.raises(CallerError, match="there is no cluster in"):
-        find_url(None, tmp_path)
+        find_urls(None, tmp_path)
     (tmp_path / "cluster.json").write_text('{"coordinator": "http://127.0.0.1:5"}')
-    assert find_url(None, tmp_path) == "http://127.0.0.1:5"
+    assert find_urls(None, tmp_path) == ["http://127.0.0.1:5"]
+    (tmp_path / "cluster.json").write_text(
+        '{"coordinator": "http://c:5", "coordinators": ["http://c:5", "http://c:4"]}'
+    )
+    assert find_urls(None, tmp_path) == ["http://c:5", "http://c:4"]
     monkeypatch.setenv("KEYTIDE_URL", "http://127.0.0.1:6")
-    assert find_url(None, tmp_path) == "http://127.0.0.1:6"
-    assert find_url("http://127.0.0.1:7", tmp_path) == "http://127.0.0.1:7"
+    assert find_urls(None, tmp_path) == ["http://127.0.0.1:6"]
+    assert find_urls("http://127.0.0.1:7, http://127.0.0.1:8", tmp_path) == [
+        "http://127.0.0.1:7",
+        "http://127.0.0.1:8",
+    ]
 
 
 def test_every_command_that_takes_a_data_folder_reads_the_variable() -> None:

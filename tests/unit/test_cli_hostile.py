@@ -170,7 +170,8 @@ def test_a_new_folder_gets_the_usual(tmp_path: Path) -> None:
 
 
 def test_a_folder_remembers_its_cluster(tmp_path: Path) -> None:
-    assert remembered(UpOptions(noted(tmp_path))) == UpOptions(tmp_path, "k:9092", 3, 1, "mine", 0, 0)
+    found = remembered(UpOptions(noted(tmp_path)))
+    assert found == UpOptions(tmp_path, "k:9092", 3, 1, "mine", 0, 0, coordinators=1)
     assert remembered(UpOptions(tmp_path, nodes=4, port=99)).nodes == 4
     assert remembered(UpOptions(tmp_path, port=99)).port == 99
 

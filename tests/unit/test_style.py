@@ -47,9 +47,10 @@ ASKS_OVER_HTTP = {
     "keytide/http/tls.py": "httpx's list of the usual authorities; it asks nobody",
     "keytide/client/client.py": "the type of a transport that users give",
     "keytide/client/transports.py": "the clients of users, who have other credentials, retries and streams",
+    "coordinator/http/forwarding.py": "what one that stands by was asked, with the credential of who asked",
     "keytide/cli/admin.py": "the command asks the coordinator, as a user",
     "keytide/cli/nodes.py": "the command looks whether a node that a user names is there",
-    "deploy/cluster.py": "whether a process that was started is ready",
+    "deploy/probes.py": "whether a process that was started is ready",
     "deploy/doctor.py": "what time a server has, by a header of its answer",
 }
 """The only modules of the product that may make requests over HTTP themselves, and for what."""

@@ -17,7 +17,7 @@ from deploy.cluster import LocalCluster
 from deploy.process import free_ports
 from deploy.up import UpOptions, detach, down, remembered
 from keytide.cli import app
-from keytide.cli.data_folder import running_pid
+from keytide.cli.data_folder import read_state, running_pid
 from keytide.definition.index import MAX_REPLICAS
 from keytide.errors import CallerError, ConfigurationError
 from keytide.settings.settings import load_settings
@@ -71,6 +71,51 @@ def test_copies_of_new_indexes_are_remembered_and_need_as_many_nodes(tmp_path: P
         with pytest.raises(CallerError, match="copies of each slice need as many nodes") as caught:
             remembered(options)
         assert "--nodes" in caught.value.next_step
+
+
+def several(folder: Path) -> LocalCluster:
+    """A cluster that left its note, with three of everything; nothing of it runs."""
+    cluster = LocalCluster(folder, nodes=3, brokers=3, coordinators=3)
+    for broker in reversed(cluster.brokers):
+        broker.log_dir.mkdir(parents=True)
+    cluster._choose_ports()
+    cluster._define({})
+    cluster._write_state()
+    return cluster
+
+
+def test_several_of_everything_are_remembered(tmp_path: Path) -> None:
+    cluster = several(tmp_path)
+    again = remembered(UpOptions(tmp_path))
+    assert (again.nodes, again.brokers, again.coordinators, again.kafka) == (3, 3, 3, None)
+    assert remembered(UpOptions(tmp_path, brokers=3, coordinators=5)).coordinators == 5
+    assert read_state(tmp_path)["coordinators"] == cluster.coordinator_urls
+    assert len({*cluster.coordinator_urls}) == 3
+    for name in cluster.coordinators:
+        environment = cluster.services[name].env or {}
+        assert environment["KEYTIDE_COORDINATOR__PORT"] == str(cluster.ports[name])
+        assert environment["KEYTIDE_DATA_DIR"] == str(tmp_path / "coordinator"), "checkpoints are shared"
+        assert environment["KEYTIDE_TOPICS__REPLICATION_FACTOR"] == "3"
+
+
+@pytest.mark.parametrize("given", [1, 2, 4])
+def test_brokers_stay_as_many_as_they_are(tmp_path: Path, given: int) -> None:
+    several(tmp_path)
+    with pytest.raises(CallerError, match="has 3 brokers") as caught:
+        remembered(UpOptions(tmp_path, brokers=given))
+    assert "leave --brokers out" in caught.value.next_step
+
+
+def test_one_broker_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "kafka" / "data").mkdir(parents=True)
+    assert remembered(UpOptions(tmp_path)).brokers == 1
+    with pytest.raises(CallerError, match="has 1 broker,"):
+        remembered(UpOptions(tmp_path, brokers=3))
+
+
+def test_brokers_of_a_kafka_that_runs_already_are_not_ours(tmp_path: Path) -> None:
+    with pytest.raises(CallerError, match="has its own brokers"):
+        remembered(UpOptions(tmp_path, kafka="k:9092", brokers=3))
 
 
 def test_as_many_copies_can_be_the_default_as_a_statement_can_ask_for() -> None:

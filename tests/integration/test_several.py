@@ -1,0 +1,177 @@
+"""Three brokers, three coordinators, three nodes: a broker and the coordinator that leads are killed under
+writes and scans, and no scan is refused; what was stopped is the same cluster when it is started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from deploy.cluster import LocalCluster
+from deploy.up import UpOptions, remembered
+from keytide.cli.admin import Admin
+from keytide.cli.data_folder import read_state
+from keytide.errors import RetryableError
+from tests.integration.orders import INDEX, TOPIC, Readers, by_customer, order
+from tests.integration.world import World, Writer, wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(600)]
+
+BEGAN = time.monotonic()
+SETTINGS = {
+    "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
+    "KEYTIDE_BUILD__DRIVER_MEMORY": "512m",
+    "KEYTIDE_INDEXER__DELTA_AGE_S": "2",
+}
+
+
+@contextmanager
+def running(options: UpOptions) -> Iterator[World]:
+    """What `keytide up` runs."""
+    asked = remembered(options)
+    with (
+        LocalCluster(
+            asked.data_dir,
+            nodes=asked.nodes or 0,
+            brokers=asked.brokers or 0,
+            coordinators=asked.coordinators or 0,
+            replicas=asked.replicas,
+            settings=SETTINGS,
+            say=lambda line: print(f"{time.monotonic() - BEGAN:.1f} {line}", flush=True),
+        ) as cluster,
+        World(cluster) as world,
+    ):
+        yield world
+
+
+def test_brokers_and_leaders_die_and_nobody_is_refused(tmp_path: Path) -> None:
+    with running(UpOptions(tmp_path, nodes=3, brokers=3, coordinators=3, replicas=1)) as world:
+        world.make_topic(TOPIC)
+        with Writer(world.bootstrap, TOPIC, 1, order) as writer:
+            writer.write(5_000)
+        world.sql(f"CREATE INDEX {INDEX} ON {TOPIC} (customer, total DESC) WITH (slices=3)")
+        shown = world.admin.call("GET", f"/v1/indexes/{INDEX}")
+        world.wait_ready(shown["build"])
+        assert _copies(world) == {0: 2, 1: 2, 2: 2}
+        _replicated(world, in_sync=3)
+        with Writer(world.bootstrap, TOPIC, 2, order, per_second=200), Readers(world, range(3)) as readers:
+            readers.go_on()
+            _a_broker_dies(world, readers)
+            _the_leader_dies(world, readers)
+        _check_at_end(world)
+        before, number = read_state(tmp_path), _published(world)
+
+    with running(UpOptions(tmp_path)) as world:
+        after = read_state(tmp_path)
+        assert {**after, "pid": 0, "started_at": 0} == {**before, "pid": 0, "started_at": 0}
+        _check_at_end(world)
+        wait_for(lambda: _published(world) > number, "numbers go on", 60)
+        with Writer(world.bootstrap, TOPIC, 3, order) as writer:
+            writer.write(100)
+        _check_at_end(world)
+
+
+def _a_broker_dies(world: World, readers: Readers) -> None:
+    """The one that leads the dictionary, whose work others take over; the supervisor starts it again."""
+    leader = _topics(world)[f"{world.cluster.name}.metadata"].partitions[0].leader
+    victim = world.cluster.brokers[leader - 1]
+    number, pid = _published(world), victim.pid
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: _published(world) > number + 5, "numbers go on without a broker", 90)
+    readers.go_on()
+    world.sql(f"ALTER INDEX {INDEX} SET (replicas=1)")  # (what changes nothing is written all the same)
+    wait_for(lambda: victim.running and victim.pid != pid, "it is started again", 60)
+    _replicated(world, in_sync=3)
+    readers.go_on()
+
+
+def _the_leader_dies(world: World, readers: Readers) -> None:
+    """Another one leads; any of those that are left takes requests, and so does the one that comes back."""
+    cluster = world.cluster
+    urls = dict(zip(cluster.coordinators, cluster.coordinator_urls, strict=True))
+    (first,) = _leading(urls)
+    number, term = _published(world), _term(urls[first])
+    cluster.kill(first)
+    left = {name: url for name, url in urls.items() if name != first}
+    wait_for(lambda: len(_leading(left)) == 1, "another one leads", 60)
+    (second,) = _leading(left)
+    assert _term(urls[second]) == term + 1, "the third one left it alone"
+    for name, url in left.items():
+        _takes_requests(url, f"by_{name.replace('-', '_')}")
+    assert world.admin.call("GET", "/v1/cluster")["coordinator"] == urls[second]
+    readers.go_on()
+    wait_for(lambda: _published(world) > number, "numbers go on", 60)
+    cluster.restart(first)
+    assert _leading(urls) == [second], "who comes back stands by"
+    _takes_requests(urls[first], "by_who_came_back")
+    readers.go_on()
+
+
+def _takes_requests(url: str, index: str) -> None:
+    """A change, and a look, by one coordinator."""
+    statement = f"CREATE INDEX {index} ON {TOPIC} (total) WITH (slices=1, defer_build=true)"
+    with Admin(url) as admin:
+
+        def done() -> bool:
+            try:
+                admin.call("POST", "/v1/statements", {"statement": statement})
+            except RetryableError as error:
+                if error.problem_type != "coordinator-stands-by":
+                    raise
+                return False  # it has not heard yet who leads
+            return True
+
+        wait_for(done, f"{url} takes requests", 30)
+        assert admin.call("GET", f"/v1/indexes/{index}")["state"] == "DEFERRED"
+        assert admin.health().status != "failing"
+        admin.call("DELETE", f"/v1/indexes/{index}")
+
+
+def _leading(urls: dict[str, str]) -> list[str]:
+    return [name for name, url in urls.items() if httpx.get(f"{url}/readyz", timeout=10).is_success]
+
+
+def _term(url: str) -> int:
+    return int(httpx.get(f"{url}/readyz", timeout=10).json()["term"])
+
+
+def _published(world: World) -> int:
+    """The newest published number; -1 while nobody leads."""
+    try:
+        return int(world.admin.call("GET", f"/v1/indexes/{INDEX}")["snapshot"])
+    except RetryableError:
+        return -1
+
+
+def _copies(world: World) -> Counter[int]:
+    """How many there are of each slice."""
+    return Counter(one["slice"] for one in world.admin.call("GET", f"/v1/indexes/{INDEX}")["slice_states"])
+
+
+def _topics(world: World) -> Any:
+    admin = AdminClient({"bootstrap.servers": world.bootstrap, "log_level": 0})
+    return admin.list_topics(timeout=20).topics
+
+
+def _replicated(world: World, in_sync: int) -> None:
+    """Every topic of the cluster, and Kafka's own, lies on all brokers."""
+
+    def whole() -> bool:
+        found = {name: one.partitions.values() for name, one in _topics(world).items()}
+        assert all(len(part.replicas) == 3 for parts in found.values() for part in parts), found
+        return all(len(part.isrs) >= in_sync for parts in found.values() for part in parts)
+
+    wait_for(whole, "all replicas are in sync", 90)
+
+
+def _check_at_end(world: World) -> None:
+    assert world.check_at_end(INDEX, TOPIC, by_customer, (False, True)) > 0
