@@ -23,6 +23,8 @@ from keytide.serving.problems import of_error
 
 log = logging.getLogger(__name__)
 
+HEALTH: Final = "/v1/health"
+"""Of a cluster without a leader one that stands by can say as much as there is to be said."""
 PASSED_ON: Final = b"keytide-passed-on"
 """Header of a request that a coordinator has passed on."""
 SLACK_S: Final = 2.0
@@ -44,15 +46,16 @@ class PassOn:
         self._service = service
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith("/v1/") and not self._service.leads:
-            headers = dict(scope["headers"])
-            url = self._service.leader_url
-            if url and PASSED_ON not in headers:
-                answer = await self._asked(url, scope, headers, await _body(receive))
-                if answer is not None:
-                    await answer(scope, receive, send)
-                    return
-        await self._app(scope, receive, send)
+        if scope["type"] != "http" or not scope["path"].startswith("/v1/") or self._service.leads:
+            await self._app(scope, receive, send)
+            return
+        headers, answer = dict(scope["headers"]), None
+        if PASSED_ON not in headers and (url := self._service.standby.leader_url):
+            answer = await self._asked(url, scope, headers, await _body(receive))
+        if answer is None and scope["path"] == HEALTH:
+            await self._app(scope, receive, send)
+            return
+        await (answer or of_error(self._service.standby.refusal()))(scope, receive, send)
 
     async def _asked(
         self, url: str, scope: MutableMapping[str, Any], headers: dict[bytes, bytes], body: bytes

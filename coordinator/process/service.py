@@ -81,6 +81,9 @@ class CoordinatorService:
         failed: told (from any thread) of the error that ends this coordinator: it was fenced, or has a bug.
         driver_command: what runs a Spark driver (tests run something lighter).
         url: where it answers, for those that stand by.
+
+    Attributes:
+        standby: who leads while this one does not.
     """
 
     def __init__(
@@ -110,7 +113,7 @@ class CoordinatorService:
         self._stopping = self._loop.stopping
         self._sources = SourceWatcher(settings, self._supervisor, self._inbox.append, failed)
         self._identity = KafkaIdentity(settings)
-        self._standby = Standby(settings, self._stopping, self._identity.check)
+        self.standby = Standby(settings, self._stopping, self._identity.check)
         self._leader: Leader | None = None
         self._answered = time.monotonic()
 
@@ -125,12 +128,7 @@ class CoordinatorService:
 
     def verdict_of_standby(self) -> Verdict:
         """What a coordinator that does not lead can say of the cluster."""
-        return self._standby.verdict(self.settings.cluster)
-
-    @property
-    def leader_url(self) -> str:
-        """Where the coordinator that leads answers, while another one does; "" when that is not known."""
-        return self._standby.leader_url
+        return self.standby.verdict(self.settings.cluster)
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -162,7 +160,7 @@ class CoordinatorService:
         self._identity.look()
         with KafkaAdminWork(self.settings) as work:
             work.make_own_topics()
-        self._standby.wait()
+        self.standby.wait()
         self._answered = time.monotonic()
         if not self._stopping.is_set():
             try:
@@ -177,7 +175,7 @@ class CoordinatorService:
         starts = [
             TopicPartition(topic, 0, work.end(topic)) for topic in (self.topics.reports, self.topics.metadata)
         ]
-        term, catalog = claim_term(self.settings, self._writer, self._holder, self._standby.ended)
+        term, catalog = claim_term(self.settings, self._writer, self._holder, self.standby.ended)
         recovered = read_control_tail(self.settings)
         left, foreign = orphans(catalog, self.settings.cluster, work.all_topics())
         if left:
@@ -219,7 +217,7 @@ class CoordinatorService:
         self._executor.close()
         self._maintenance.close()
         self._topic_ids.close()
-        self._standby.close()
+        self.standby.close()
         self._identity.close()
         if self._leader is not None:
             self._say(self._leader, leaving=True)
@@ -249,7 +247,7 @@ class CoordinatorService:
         if self._leader is not None:
             self._inbox.append(work)
             return
-        future.set_exception(self._standby.refusal())
+        future.set_exception(self.standby.refusal())
 
     def change(self, command: Callable[[Commands, int], CommandResult]) -> Future[CommandResult]:
         """Call `command` in the control loop; the future has its outcome when what it wrote is committed."""
