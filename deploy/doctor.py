@@ -19,11 +19,12 @@ import httpx
 import psutil
 from confluent_kafka import KafkaException
 from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._metadata import ClusterMetadata
 from confluent_kafka.admin._resource import ResourceType
 
 from deploy.jars import broker_classpath, spark_jars
 from deploy.java import find_java
-from keytide.cli.admin import Admin, tls_authority
+from keytide.cli.admin import LEADS, NO_ANSWER, Admin, tls_authority
 from keytide.cli.data_folder import read_state, running_pid
 from keytide.cli.options import DEFAULT_DATA_DIR, give_up_s
 from keytide.cli.output import out, print_json, table
@@ -92,9 +93,10 @@ def examine(kafka: str | None, data_dir: Path) -> Iterator[Finding]:
     bootstrap = kafka or (str(state.get("kafka")) if pid else None)
     indexes: list[dict[str, Any]] = []
     if pid:
-        yield from _cluster(str(state["coordinator"]), indexes)
+        yield from _cluster(state.get("coordinators") or [str(state["coordinator"])], indexes)
     if bootstrap:
-        yield from _kafka(bootstrap, sorted({str(index["keyspace"]) for index in indexes}))
+        keyspaces = sorted({str(index["keyspace"]) for index in indexes})
+        yield from _kafka(bootstrap, keyspaces, 0 if kafka else int(state.get("brokers", 0)))
 
 
 def _local(data_dir: Path, state: Mapping[str, Any], pid: int | None) -> Finding:
@@ -147,13 +149,18 @@ def _disk(data_dir: Path) -> Finding:
     )
 
 
-def _kafka(bootstrap: str, keyspaces: list[str]) -> Iterator[Finding]:
+def _kafka(bootstrap: str, keyspaces: list[str], brokers: int) -> Iterator[Finding]:
     config = {**load_settings().kafka.client(), "bootstrap.servers": bootstrap, "log_level": 0}
     with AdminClient(config) as admin:
-        yield from _asked(admin, bootstrap, keyspaces)
+        yield from _asked(admin, bootstrap, keyspaces, brokers)
 
 
-def _asked(admin: AdminClient, bootstrap: str, keyspaces: list[str]) -> Iterator[Finding]:
+def _asked(admin: AdminClient, bootstrap: str, keyspaces: list[str], brokers: int) -> Iterator[Finding]:
+    """Of Kafka and the topics of keyspaces.
+
+    Args:
+        brokers: that are to be there; 0 when nobody knows how many.
+    """
     try:
         metadata = admin.list_topics(timeout=5)
     except KafkaException as error:
@@ -164,7 +171,7 @@ def _asked(admin: AdminClient, bootstrap: str, keyspaces: list[str]) -> Iterator
             "start it, or correct the address or its SASL/TLS settings",
         )
         return
-    yield Finding("Kafka", True, f"{len(metadata.brokers)} broker(s) at {bootstrap}")
+    yield from kafka_findings(bootstrap, metadata, brokers)
     broker = next(iter(metadata.brokers))
     try:
         resource = ConfigResource(ResourceType.BROKER, str(broker))
@@ -187,6 +194,32 @@ def _asked(admin: AdminClient, bootstrap: str, keyspaces: list[str]) -> Iterator
             yield source_topic(keyspace, {name: str(entry.value) for name, entry in topic.items()})
         except KafkaException as error:
             yield Finding(f"topic {keyspace}", False, f"cannot be looked up: {error}", "is it there?")
+
+
+def kafka_findings(bootstrap: str, metadata: ClusterMetadata, brokers: int) -> Iterator[Finding]:
+    """Whether all brokers are there, and all replicas of topics in sync.
+
+    Args:
+        brokers: as `_asked`.
+    """
+    found = len(metadata.brokers)
+    away = found < brokers
+    yield Finding(
+        "Kafka",
+        not away,
+        f"{found} of {brokers} brokers at {bootstrap}" if away else f"{found} broker(s) at {bootstrap}",
+        "it is started again by `keytide up`; see kafka/broker-*/logs in the data folder" if away else "",
+    )
+    parts = [part for topic in metadata.topics.values() for part in topic.partitions.values()]
+    behind = sum(len(part.isrs) < len(part.replicas) for part in parts)
+    if any(len(part.replicas) > 1 for part in parts):
+        advice = "have every broker run, and wait; if it stays so, see the brokers' logs"
+        yield Finding(
+            "replicas",
+            not behind,
+            f"of {len(parts)} partitions {behind} lack a replica that is in sync",
+            advice if behind else "",
+        )
 
 
 def source_topic(keyspace: str, config: Mapping[str, str]) -> Finding:
@@ -217,18 +250,26 @@ def source_topic(keyspace: str, config: Mapping[str, str]) -> Finding:
     return Finding(name, True, found)
 
 
-def _cluster(url: str, known: list[dict[str, Any]]) -> Iterator[Finding]:
-    """The coordinator's verdict, reason by reason; the indexes are added to `known`."""
-    try:
-        with Admin(url, seconds=give_up_s()) as admin:
+def _cluster(urls: list[str], known: list[dict[str, Any]]) -> Iterator[Finding]:
+    """The leader's verdict, reason by reason, and whether the other coordinators are there; the indexes are
+    added to `known`."""
+    log = "see logs/coordinator*.log in the data folder"
+    with Admin(urls, seconds=give_up_s()) as admin:
+        try:
             verdict = admin.health()
             known += admin.call("GET", "/v1/indexes")
-    except KeytideError as error:
-        refused = error.status in (401, 403)
-        advice = "set KEYTIDE_TOKEN" if refused else "see logs/coordinator.log in the data folder"
-        yield Finding("coordinator", False, f"{url}: {error.message}", advice)
-        return
+        except KeytideError as error:
+            refused = error.status in (401, 403)
+            advice = "set KEYTIDE_TOKEN" if refused else log
+            yield Finding("coordinator", False, f"{', '.join(urls)}: {error.message}", advice)
+            return
+        all_of_them = admin.coordinators()
+    leaders = [one["url"] for one in all_of_them if one["state"] == LEADS]
+    url = leaders[0] if leaders else admin.url
     yield from cluster_findings(url, verdict)
+    for one in all_of_them if len(urls) > 1 else ():
+        well = one["state"] != NO_ANSWER
+        yield Finding(f"coordinator {one['url']}", well, one["state"], "" if well else log)
     yield _clock(url)
 
 

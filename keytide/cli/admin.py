@@ -149,6 +149,8 @@ HEALTH_PATH = "/v1/health"
 """Answered with a verdict also when its status is 503."""
 
 
+LEADS: Final = "leads"
+NO_ANSWER: Final = "does not answer"
 STANDS_BY: Final = "coordinator-stands-by"
 SILENT: Final = "coordinator-silent"
 
@@ -264,6 +266,17 @@ class Admin:
             return read(self.call("GET", HEALTH_PATH))
         except msgspec.ValidationError as error:
             raise self._no_coordinator() from error
+
+    def coordinators(self) -> list[dict[str, str]]:
+        """The address of each coordinator that is known here, with what it does."""
+        found = {}
+        for url, client in zip(self._urls, self._clients, strict=True):
+            try:
+                term = client.get("/readyz", timeout=self._seconds / len(self._urls)).json()["term"]
+                found[url] = LEADS if term else "stands by"
+            except (httpx.HTTPError, ValueError, KeyError, TypeError):
+                found[url] = NO_ANSWER
+        return [{"url": url, "state": found[url]} for url in sorted(found)]
 
     def _no_coordinator(self) -> CallerError:
         return CallerError(

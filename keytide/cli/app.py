@@ -267,15 +267,17 @@ def node_restart(
 
 @asks(app)
 def status(admin: Admin, as_json: bool) -> None:
-    """The cluster at a glance: its health with what to do, stability timestamps, rollbacks, indexes, slices
-    in trouble, builds, nodes. Exit status 1 unless all is well."""
-    verdict = admin.health()
+    """The cluster at a glance: its health with what to do, coordinators, stability timestamps, rollbacks,
+    indexes, slices in trouble, builds, nodes. Exit status 1 unless all is well."""
+    verdict, coordinators = admin.health(), admin.coordinators()
     if not as_json:
         looks.show_health(verdict)
     parts = {name: admin.call("GET", rest(name)) for name in ("stability", "indexes", "builds", "nodes")}
     if as_json:
-        print_json({"health": verdict.as_json(), **parts})
+        print_json({"health": verdict.as_json(), "coordinators": coordinators, **parts})
     else:
+        if len(coordinators) > 1:
+            listed("Coordinators", ("url", "state"))(coordinators)
         looks.show_stability(parts["stability"])
         listed("Indexes", INDEX_COLUMNS)(parts["indexes"])
         looks.show_troubles(admin.call("GET", "/v1/topology"))

@@ -55,7 +55,8 @@ def test_lists_are_the_servers_documents(address: str) -> None:
     assert {one["id"] for one in run_json("node", "list", "--url", address)} == set(NODES)
     assert {one["state"] for one in run_json("build", "list", "--url", address)} >= {"READY", "FAILED"}
     status = run_json("status", "--url", address, status=1)  # an index has failed
-    assert {*status} == {"health", "stability", *LISTS}
+    assert {*status} == {"health", "coordinators", "stability", *LISTS}
+    assert status["coordinators"] == [{"url": address, "state": "leads"}]
     assert status["health"]["status"] == "failing"
     assert "by_tail" in json.dumps(status["health"]["reasons"])
     for name, command in LISTS.items():

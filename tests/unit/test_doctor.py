@@ -11,6 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin._metadata import (
+    BrokerMetadata,
+    ClusterMetadata,
+    PartitionMetadata,
+    TopicMetadata,
+)
 
 from deploy import doctor
 from deploy.doctor import Finding, cluster_findings, last_word, source_topic
@@ -83,6 +89,27 @@ def test_a_folder_without_a_cluster_is_a_mistake_of_who_named_it(tmp_path: Path)
     usual = doctor._local(DEFAULT_DATA_DIR, {}, None)
     assert usual.ok
     assert last_word([usual]) == "this machine is well; no cluster was looked at"
+
+
+def kafka_of(brokers: int, isrs: int) -> ClusterMetadata:
+    part = PartitionMetadata()
+    part.replicas, part.isrs = [1, 2, 3], list(range(isrs))
+    topic = TopicMetadata()
+    topic.partitions = {0: part}
+    found = ClusterMetadata()
+    found.brokers = {number: BrokerMetadata() for number in range(brokers)}
+    found.topics = {"t": topic}
+    return found
+
+
+def test_a_broker_that_is_away_is_told_of_and_what_lacks_it() -> None:
+    whole = list(doctor.kafka_findings("k:1", kafka_of(3, 3), brokers=3))
+    assert [one.ok for one in whole] == [True, True]
+    lacking = list(doctor.kafka_findings("k:1", kafka_of(2, 2), brokers=3))
+    assert [one.ok for one in lacking] == [False, False]
+    assert lacking[0].found == "2 of 3 brokers at k:1"
+    assert all(one.advice for one in lacking)
+    assert [one.ok for one in doctor.kafka_findings("k:1", kafka_of(2, 3), brokers=0)] == [True, True]
 
 
 @pytest.fixture
