@@ -15,7 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, Self
 
-from deploy.kafka import EmbeddedKafka, Membership
+from deploy.kafka import BrokerPlace, EmbeddedKafka
 from deploy.process import free_ports
 
 _NAME: Final = "broker-"
@@ -55,7 +55,7 @@ class KafkaBrokers:
             controllers = dict(enumerate(free_ports(len(self.all)), 1))
             cluster_id = self.all[-1].cluster_id
             for number, broker in enumerate(self.all, 1):
-                broker.membership = Membership(number, controllers, cluster_id)
+                broker.place = BrokerPlace(number, controllers, cluster_id)
         for broker in reversed(self.all):
             broker.launch()
         for broker in self.all:

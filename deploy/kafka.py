@@ -95,7 +95,7 @@ def replication(brokers: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
+class BrokerPlace:
     """What a broker is among several.
 
     Attributes:
@@ -119,10 +119,10 @@ class EmbeddedKafka:
 
     Attributes:
         name: what people call it.
-        membership: set before it is started when it is one of several; None for a broker alone.
+        place: set before it is started when it is one of several; None for a broker alone.
     """
 
-    membership: Membership | None = None
+    place: BrokerPlace | None = None
 
     def __init__(self, data_dir: Path | None = None, port: int = 0, name: str = "kafka") -> None:
         self.name = name
@@ -189,7 +189,7 @@ class EmbeddedKafka:
         self._write_state({**state, "port": self._port})
         command = [str(java.path), "-cp", classpath, f"-Dlog4j2.configurationFile=file:{log4j}"]
         self._format(command, config, str(state["cluster_id"]))
-        options = jvm_options(several=self.membership is not None)
+        options = jvm_options(several=self.place is not None)
         self._child.argv = [*command, *options, "kafka.Kafka", str(config)]
         self._child.start()
 
@@ -249,7 +249,7 @@ class EmbeddedKafka:
         try:
             state: dict[str, Any] = json.loads((self.data_dir / "keytide-broker.json").read_text())
         except FileNotFoundError:
-            return {"cluster_id": self.membership.cluster_id if self.membership else new_cluster_id()}
+            return {"cluster_id": self.place.cluster_id if self.place else new_cluster_id()}
         return state
 
     @property
@@ -271,7 +271,7 @@ class EmbeddedKafka:
         return config, log4j
 
     def _broker_settings(self) -> dict[str, str | int]:
-        member = self.membership or Membership(1, {1: free_ports()[0]}, "")
+        member = self.place or BrokerPlace(1, {1: free_ports()[0]}, "")
         several = len(member.controllers) > 1
         voters = (f"{node}@127.0.0.1:{port}" for node, port in member.controllers.items())
         own = f"CONTROLLER://127.0.0.1:{member.controllers[member.node]}"

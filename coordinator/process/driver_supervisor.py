@@ -59,7 +59,7 @@ SCRATCH_NAME: Final = "scratch"
 SAMPLE_NAME: Final = "sample"
 """The same of the driver of a build's sample."""
 LOCK_NAME: Final = "lock"
-"""In a build's folder: held by the driver that works there."""
+"""In the folder of a build or job: held by the driver that works there."""
 REMOVALS: Final = 5
 """Tries to remove a folder, a moment apart."""
 JOB_TASKS: Final = frozenset({"verify", "repair"})
@@ -270,12 +270,17 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
     def _clear(self, id_: str) -> None:
         """Remove what the driver of a build or job has spilled, if it could not: it is no part of a
         checkpoint. Where another coordinator's driver has the lock by now, it is that one's."""
-        _remove(self.job_folder(id_) / SCRATCH_NAME)
-        folder = self.folder(id_)
-        _remove(folder / SAMPLE_NAME)
-        with contextlib.suppress(OSError), (folder / LOCK_NAME).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(folder / SCRATCH_NAME)
+        for folder in (self.job_folder(id_), self.folder(id_)):
+            with contextlib.ExitStack() as held:
+                try:
+                    file = held.enter_context((folder / LOCK_NAME).open("rb"))
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except FileNotFoundError:
+                    pass  # nobody works there: a driver begins with the lock
+                except OSError:
+                    continue
+                _remove(folder / SCRATCH_NAME)
+                _remove(folder / SAMPLE_NAME)
 
     def _remove_folder(self, build: str, forgotten: bool) -> None:
         if build in self._drivers:  # it has passed and is ending: not under its feet

@@ -15,7 +15,10 @@ from keytide.errors import CallerError
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Url = Annotated[
-    str | None, typer.Option("--url", help="coordinator, e.g. http://127.0.0.1:8091 [env: KEYTIDE_URL]")
+    str | None,
+    typer.Option(
+        "--url", help="coordinator, e.g. http://127.0.0.1:8091; several with commas [env: KEYTIDE_URL]"
+    ),
 ]
 Tip = Annotated[bool, typer.Option("--tip", help="newest state of each slice instead of one snapshot")]
 AtLeast = Annotated[

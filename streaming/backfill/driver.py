@@ -38,7 +38,6 @@ Files, in `<data_dir>/builds/<build>`: `checkpoint` (Spark's), `progress.json`, 
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import threading
@@ -61,7 +60,7 @@ from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings
 from keytide.wire.messages import BuildProgress
 from streaming.backfill.batches import Batches, BuildPlan, run_through
-from streaming.backfill.course import POLL_S, BuildCourse, take_up, wait_out
+from streaming.backfill.course import BuildCourse, take_up, wait_out
 from streaming.backfill.spark_tasks import SparkTasks
 from streaming.backfill.table_origin import read_table, starting_offsets
 from streaming.core import micro_batches as core
@@ -78,7 +77,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOCK_LIMIT_S = 15.0
 HISTORY_TIMEOUT_S = 10.0
 
 
@@ -142,22 +140,7 @@ class BackfillDriver(Driver):
     def failed(self, never: bool, note: str) -> None:
         self._status.enter("FAILED" if never else "RUNNING", note)
 
-    def _lock(self) -> None:
-        """Take the build's lock, so that two drivers never share a checkpoint; it goes with the process."""
-        deadline = self._now() + LOCK_LIMIT_S
-        self._locked = (self.folder / "lock").open("w")
-        while True:
-            try:
-                fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError as error:
-                if self._now() > deadline:
-                    raise RetryableError(f"another driver works on build {self._id}") from error
-                if self._stop.wait(POLL_S):
-                    raise StoppedError from error
-
     def work(self, held: ExitStack) -> None:
-        self._lock()
         course = self._loaded(held)
         own = self._settings.build
         os.nice(own.rebuild_nice if self.build.rebuild else own.nice)  # Spark's processes are children

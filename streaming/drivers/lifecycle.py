@@ -21,6 +21,7 @@ would never be given up.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import logging
 import os
 import signal
@@ -50,6 +51,8 @@ from streaming.drivers.progress import DriverReporter, StoppedError
 from streaming.spark.checkpoint import CheckpointLostError
 
 FOLLOW_S: Final = 0.2
+LOCK_LIMIT_S: Final = 15.0
+LOCK_POLL_S: Final = 0.1
 END_S: Final = 60.0
 """For so long the end of Spark, which takes some seconds, is waited for."""
 
@@ -192,6 +195,21 @@ class Driver:
         """What it is called in its log."""
         return f"{self.kind} {self._id}"
 
+    def _lock(self) -> None:
+        """Take the lock of the build or job, so that two drivers never share its files: coordinators of one
+        machine may share a folder. It goes with the process."""
+        deadline = self._now() + LOCK_LIMIT_S
+        self._locked = (self.folder / "lock").open("w")
+        while True:
+            try:
+                fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError as error:
+                if self._now() > deadline:
+                    raise RetryableError(f"another driver works on {self.title}") from error
+                if self._stop.wait(LOCK_POLL_S):
+                    raise StoppedError from error
+
     def sent_at(self) -> int:
         """For a report: milliseconds that do not go back when the clock is set back."""
         self._said_at = max(self._said_at, now_ms())
@@ -201,6 +219,7 @@ class Driver:
         """Run to the end; returns the exit status."""
         self._reporter = DriverReporter(self._settings, self.report)
         try:
+            self._lock()
             with ExitStack() as held:
                 self.work(held)
             return core.EXIT_PASSED

@@ -277,9 +277,9 @@ def test_where_the_cluster_is(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "cluster.json").write_text('{"coordinator": "http://127.0.0.1:5"}')
     assert find_urls(None, tmp_path) == ["http://127.0.0.1:5"]
     (tmp_path / "cluster.json").write_text(
-        '{"coordinator": "http://c:5", "coordinators": ["http://c:5", "http://c:4"]}'
+        '{"coordinator": "http://127.0.0.1:5", "coordinators": ["http://127.0.0.1:5", "http://127.0.0.1:4"]}'
     )
-    assert find_urls(None, tmp_path) == ["http://c:5", "http://c:4"]
+    assert find_urls(None, tmp_path) == ["http://127.0.0.1:5", "http://127.0.0.1:4"]
     monkeypatch.setenv("KEYTIDE_URL", "http://127.0.0.1:6")
     assert find_urls(None, tmp_path) == ["http://127.0.0.1:6"]
     assert find_urls("http://127.0.0.1:7, http://127.0.0.1:8", tmp_path) == [

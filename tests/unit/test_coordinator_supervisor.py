@@ -197,6 +197,19 @@ def test_what_a_killed_coordinator_left_is_removed(watched: Watched) -> None:
     assert "scratch" in names(jobs / "j3"), "its driver begins again, and sees to it"
 
 
+def test_what_another_coordinators_driver_works_with_is_left_alone(watched: Watched) -> None:
+    """Coordinators of one machine share a folder; one that is replaced ends its drivers."""
+    folder = watched.folder / "jobs" / "j1"
+    supervisor = watched.running("", {"verify": [sys.executable, "-c", "import time; time.sleep(600)"]})
+    supervisor.start("j1", 0, "verify")
+    wait_for((folder / "driver.log").exists, "a driver")
+    (folder / "scratch").mkdir()
+    with (folder / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        supervisor.close()
+    assert names(folder) == ["driver.log", "lock", "scratch"]
+
+
 def test_the_log_of_a_forgotten_build_goes_too(watched: Watched) -> None:
     for build in ("b7", "b8"):
         (watched.folder / "builds" / build).mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -36,6 +37,15 @@ class Program(lifecycle.Driver):
 
     def failed(self, never: bool, note: str) -> None:
         self.told.append(f"{'never' if never else 'again'}: {note}")
+
+
+def test_two_drivers_never_share_a_folder(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "LOCK_LIMIT_S", 0.0)
+    with (program.folder / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert program.run() == core.EXIT_RETRY
+    assert "another driver works on job j1" in program.told[0]
+    assert "given back" not in program.told
 
 
 @pytest.fixture
