@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from deploy.kafka import BrokerPlace, EmbeddedKafka
-from deploy.process import free_ports
+from deploy.process import free_ports, keep_back
 
 _NAME: Final = "broker-"
 
@@ -51,6 +51,7 @@ class KafkaBrokers:
 
     def start(self) -> Self:
         """Start all and wait until each answers. Raises as `EmbeddedKafka.start`."""
+        keep_back(broker.last_port for broker in self.all)
         if len(self.all) > 1:
             controllers = dict(enumerate(free_ports(len(self.all)), 1))
             cluster_id = self.all[-1].cluster_id

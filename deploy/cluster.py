@@ -22,7 +22,7 @@ from deploy.archive import made_archive
 from deploy.brokers import KafkaBrokers
 from deploy.kafka import EmbeddedKafka, replication
 from deploy.probes import answers, see_kafka
-from deploy.process import ChildProcess, free_ports, holder, is_free
+from deploy.process import ChildProcess, free_ports, holder, is_free, keep_back
 from deploy.spark_home import spark_environment
 from keytide.cli.admin import Admin
 from keytide.cli.data_folder import STATE_FILE, read_state
@@ -158,6 +158,7 @@ class LocalCluster:
         private_folder(self.data_dir, "--data-dir")
         try:
             if self._kafka is not None:
+                keep_back(read_state(self.data_dir).get("ports", {}).values())
                 self._say("starting Kafka")
                 self._kafka.start()
             else:

@@ -257,6 +257,11 @@ class EmbeddedKafka:
         """Of the Kafka cluster that the folder belongs to; a new one of a new folder."""
         return str(self._read_state()["cluster_id"])
 
+    @property
+    def last_port(self) -> int:
+        """Where it listened last; 0 of a new folder."""
+        return int(self._read_state().get("port", 0))
+
     def _write_state(self, state: Mapping[str, Any]) -> None:
         file = self.data_dir / "keytide-broker.json"
         new = file.with_suffix(".new")

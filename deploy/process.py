@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import islice
@@ -39,7 +39,7 @@ _POLL_S = 0.05
 _GUARDIAN = 'read -r _; kill -9 -- "-$0"'  # `read` returns when the pipe breaks: the parent is gone
 _PORTS = "20000-32699"
 _given: set[int] = set()
-"""Ports that this process was given: who asked for them may not listen there yet."""
+"""Ports that this process was given, or that are kept back: who is to listen there may not do so yet."""
 
 
 class ChildDiedError(KeytideError):
@@ -255,6 +255,11 @@ def free_ports(count: int = 1) -> list[int]:
         )
     _given.update(found)
     return found
+
+
+def keep_back(ports: Iterable[int]) -> None:
+    """Have `free_ports` give these only when there are no others: somebody is to listen there again."""
+    _given.update(ports)
 
 
 def port_range() -> tuple[int, int]:

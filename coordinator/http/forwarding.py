@@ -29,7 +29,13 @@ PASSED_ON: Final = b"keytide-passed-on"
 """Header of a request that a coordinator has passed on."""
 SLACK_S: Final = 2.0
 """How much longer the leader is waited for than it takes at most."""
-_BACK: Final = ("content-type", "content-disposition", "retry-after", "www-authenticate", "cache-control")
+BACK: Final = frozenset(
+    {
+        *("content-type", "content-disposition", "cache-control", "retry-after", "www-authenticate"),
+        *("content-security-policy", "x-content-type-options", "referrer-policy"),  # of pages
+    }
+)
+"""Headers of the answer that go on to whoever asked."""
 _ON: Final = (b"authorization", b"content-type", b"accept")
 
 
@@ -83,7 +89,7 @@ class PassOn:
                 ) as response,
             ):
                 content = await response.read()
-                back = {name: response.headers[name] for name in _BACK if name in response.headers}
+                back = {name: response.headers[name] for name in BACK if name in response.headers}
                 return Response(content, response.status, back)
         except aiohttp.ClientConnectorError as error:
             log.info("%s, which led, is not reached: %s", url, error)

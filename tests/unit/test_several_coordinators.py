@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from coordinator.election.standby import StandsByError
+from coordinator.http import api, forwarding
 from keytide.cli.admin import Admin
 from keytide.errors import CallerError, RetryableError
 from keytide.model.health import Verdict, single
@@ -76,6 +77,10 @@ def test_what_one_that_stands_by_is_asked_the_leader_answers(leader: str, held: 
     assert httpx.delete(f"{other}/v1/indexes/by_speed").status_code == 202
     refused = httpx.post(f"{other}/v1/statements", json={"statement": "CREATE INDEX"})
     assert (refused.status_code, refused.headers["content-type"]) == (422, "application/problem+json")
+
+
+def test_pages_that_are_passed_on_are_as_guarded() -> None:
+    assert {name.lower() for name in api._PAGE_HEADERS} <= forwarding.BACK
 
 
 def test_its_own_state_is_its_own(leader: str, held: ExitStack) -> None:
