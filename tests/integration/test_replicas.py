@@ -231,7 +231,7 @@ def test_nodes_are_restarted_one_after_the_other(world: World) -> None:
         world.cluster.restart(node["id"])
 
     _spread(world)
-    with Writer(world.bootstrap, TOPIC, 15, _order, per_second=300), Readers(world, [0]) as readers:
+    with Writer(world.bootstrap, TOPIC, 15, order, per_second=300), Readers(world, [0]) as readers:
         done = rolling.restart(world.admin, ["node-2", "node-3"], stop, force=False, limit_s=120, quiet=True)
         assert [one["node"] for one in done] == ["node-2", "node-3"]
         readers.go_on()
@@ -247,7 +247,7 @@ def test_nodes_are_restarted_one_after_the_other(world: World) -> None:
 def test_an_index_gets_other_slices_and_columns_while_it_serves(world: World) -> None:
     """The leader is killed meanwhile. A page that was open before goes on to its end in the old layout."""
     old = _record(world)
-    with Writer(world.bootstrap, TOPIC, 17, _order, per_second=300), Readers(world, range(3)) as readers:
+    with Writer(world.bootstrap, TOPIC, 17, order, per_second=300), Readers(world, range(3)) as readers:
         with world.client(0) as client:
             build = world.sql(f"ALTER INDEX {INDEX} SET (slices=5)")["build"]
             wait_for(lambda: world.build_state(build)["state"] == "CATCHUP", "it has been read", 120)
