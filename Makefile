@@ -20,7 +20,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q --durations=
 FAST := tests/unit tests/property tests/simulation
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jars archive lint check test demo up bench soak site reference requirements format clean
+.PHONY: help setup jars archive lint check test demo up hosts bench soak site reference requirements format clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -61,7 +61,11 @@ check: lint
 
 test: lint archive
 	KEYTIDE_EXAMPLES=all $(PYTEST) -n 3 --dist worksteal $(FAST)
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/integration tests/browser
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/integration tests/hosts tests/browser
+
+# Three hosts to try things on, as root.
+hosts: jars
+	@$(BIN)/python -m tests.hosts
 
 demo: jars
 	@$(BIN)/keytide demo $(ARGS)

@@ -250,16 +250,20 @@ def test_an_index_gets_other_slices_and_columns_while_it_serves(world: World) ->
     with Writer(world.bootstrap, TOPIC, 17, order, per_second=300), Readers(world, range(3)) as readers:
         with world.client(0) as client:
             build = world.sql(f"ALTER INDEX {INDEX} SET (slices=5)")["build"]
-            wait_for(lambda: world.build_state(build)["state"] == "CATCHUP", "it has been read", 120)
-            world.cluster.kill("coordinator")
-            world.cluster.restart("coordinator")
             opened: list[Page] = []
+            killed = False
 
             def answers() -> bool:
+                nonlocal killed
                 opened.append(client.page(INDEX, limit=50, timeout_ms=60_000))
+                if not killed and world.build_state(build)["state"] == "CATCHUP":
+                    world.cluster.kill("coordinator")
+                    world.cluster.services["coordinator"].start()  # (not waited for: pages run out)
+                    killed = True
                 return _record(world).id != old.id
 
-            wait_for(answers, "the new layout answers", 180)
+            wait_for(answers, "the new layout answers", 240)
+            assert killed
             page = opened[-2]  # (the old one did then, and a page is leased for longer than a look takes)
             rows, snapshot = len(page.rows), page.snapshot
             while page.page is not None:

@@ -1,0 +1,82 @@
+"""Three hosts with addresses of their own, each with a broker, a coordinator, a node and a projector: one
+after the other loses its link, both ways or one way, or has a slow one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+
+from deploy.cluster import LocalCluster
+from keytide.errors import KeytideError
+from tests.hosts.cluster import HostCluster, HostWorld
+from tests.hosts.network import Network, available
+from tests.integration.orders import INDEX, TOPIC, Readers, by_customer, order
+from tests.integration.world import Writer, wait_for
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.spark,
+    pytest.mark.fault,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(bool(available()), reason=available()),
+]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HostWorld, Network]]:
+    """One READY index with two copies of each slice."""
+    with (
+        Network(3) as network,
+        HostCluster(network, tmp_path_factory.mktemp("hosts")) as cluster,
+        HostWorld(cast("LocalCluster", cluster)) as world,
+    ):
+        wait_for(lambda: _live(world) == 3, "all nodes are heard", 120)
+        world.make_topic(TOPIC)
+        with Writer(world.bootstrap, TOPIC, 1, order) as writer:
+            writer.write(5_000)
+        world.sql(f"CREATE INDEX {INDEX} ON {TOPIC} (customer, total DESC) WITH (slices=3, defer_build=true)")
+        world.wait_ready(world.build(INDEX))
+        yield world, network
+
+
+def _live(world: HostWorld) -> int:
+    return sum(one["live"] for one in world.admin.call("GET", "/v1/nodes"))
+
+
+def _number(world: HostWorld, node: int) -> int:
+    """The newest snapshot that a node answers from."""
+    with world.client(node) as client:
+        return int(client.page(INDEX, limit=1).snapshot or -1)
+
+
+@pytest.mark.parametrize(("what", "host"), [("cut", 0), ("mute", 1), ("deaf", 2), ("slow", 0)])
+def test_no_scan_is_refused_while_a_host_is_cut_off(
+    hosts: tuple[HostWorld, Network], what: str, host: int
+) -> None:
+    """Snapshots go on without it, and when it is back it answers what the others do."""
+    world, network = hosts
+    others = [one for one in range(3) if one != host]
+    with Writer(world.bootstrap, TOPIC, 20 + host, order, per_second=100), Readers(world, others) as readers:
+        readers.go_on()
+        strike = network.slow(host, "2mbit") if what == "slow" else getattr(network, what)(host)
+        with strike:
+            readers.go_on(10)
+            before = _number(world, others[0])
+            wait_for(lambda: _number(world, others[0]) > before, "snapshots go on", 90)
+            before = _number(world, others[1])
+            wait_for(lambda: _number(world, others[1]) > before, "snapshots go on", 90)
+            readers.go_on(10)
+
+        def answers() -> bool:
+            try:
+                return _number(world, host) >= before
+            except KeytideError:
+                return False
+
+        wait_for(answers, "it answers as the others do", 120)
+        readers.go_on()
+    rows = world.check_at_end(INDEX, TOPIC, by_customer, (False, True))
+    assert rows > 0
+    wait_for(lambda: _live(world) == 3, "all nodes are heard again", 120)
