@@ -31,7 +31,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import ClusterRecord, Record, TermRecord, encode_record, record_key
 from keytide.errors import CallerError
-from keytide.kafka.admin import KafkaUnavailableError
+from keytide.kafka.admin import ANSWER_MS, KafkaUnavailableError
 from keytide.kafka.clients import Producer
 from keytide.kafka.topics import CatalogReader, producer
 from keytide.model.topics import Topics
@@ -91,6 +91,7 @@ class MetadataWriter:
             self._settings,
             transactional_id=f"{self._settings.cluster}-coordinator",
             transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            socket_timeout_ms=min(ANSWER_MS, TRANSACTION_TIMEOUT_MS),  # (librdkafka wants no more)
             compression_type="none",
         )
 

@@ -47,7 +47,12 @@ _SETTLING = frozenset(
     }
 )
 
+ANSWER_MS = 15_000
+"""A connection on which a request stays without an answer for so long is given up, and another broker asked.
+By librdkafka's default, a minute, a broker whose link is cut one way holds back for as long what others could
+have taken."""
 COMMON: dict[str, Any] = {
+    "socket_timeout_ms": ANSWER_MS,
     "socket_nagle_disable": True,
     "socket_keepalive_enable": True,
     "reconnect_backoff_ms": 50,

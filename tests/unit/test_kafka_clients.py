@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, TopicCollection
 
+from coordinator.election.claim import TRANSACTION_TIMEOUT_MS, MetadataWriter
 from keytide.errors import InvariantViolationError
 from keytide.kafka import clients as kafka_clients
-from keytide.kafka.admin import admin
+from keytide.kafka.admin import admin, client_config
 from keytide.kafka.clients import AdminClient
 from keytide.kafka.topics import consumer, producer
 from keytide.settings.settings import load_settings
@@ -112,3 +113,18 @@ def test_clients_are_made_in_one_module() -> None:
         and {"Consumer", "Producer", "AdminClient"} & {alias.name for alias in node.names}
     ]
     assert found == []
+
+
+def test_a_broker_that_hears_no_more_is_given_up_before_a_queue_is() -> None:
+    """What waits for it twice in a row, where its connection is new and open, too."""
+    settings = load_settings()
+    answer_ms = int(client_config(settings)["socket.timeout.ms"])
+    assert 2 * answer_ms < 1_000 * settings.projector.queue_unavailable_s
+    assert answer_ms > settings.projector.session_timeout_ms, "slow is not dead"
+
+
+def test_a_coordinators_producer_can_be_made() -> None:
+    """(librdkafka refuses one that waits for answers for longer than its transactions last.)"""
+    assert MetadataWriter(load_settings()).term == 0
+    with pytest.raises(KafkaException):
+        producer(load_settings(), transactional_id="x", transaction_timeout_ms=TRANSACTION_TIMEOUT_MS)
