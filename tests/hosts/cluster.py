@@ -21,6 +21,7 @@ from deploy.process import ChildProcess
 from deploy.spark_home import spark_environment
 from keytide.cli.admin import Admin
 from keytide.client import Client
+from keytide.process.worker import Worker, logged
 from tests.hosts.network import Network
 from tests.integration.world import World, wait_for
 
@@ -28,6 +29,7 @@ TOKEN: Final = "tests-only"
 BROKER, CONTROLLER, COORDINATOR, NODE = 9092, 9093, 8091, 8093
 """Ports, the same on each host."""
 START_S: Final = 120.0
+RESTART_S: Final = 1.0
 _JVM = ("-Xms64m", "-Xmx320m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 SETTINGS: Final = {
     "KEYTIDE_TOPICS__REPLICATION_FACTOR": "3",
@@ -58,6 +60,7 @@ class HostCluster:
         self.hosts = range(hosts)
         self.services: dict[str, ChildProcess] = {}
         self._cluster_id = new_cluster_id()
+        self._supervisor = Worker("supervisor", logged, self._watch)
 
     @property
     def bootstrap(self) -> str:
@@ -90,9 +93,18 @@ class HostCluster:
 
     def stop(self) -> None:
         """End everything: there is nothing to be kept."""
+        self._supervisor.close()
         for child in self.services.values():
             if child.running:
                 child.kill()
+
+    def _watch(self) -> None:
+        """Start again what has ended, as a host's own supervisor does: a coordinator that was replaced, or
+        that Kafka stays away from, ends."""
+        while not self._supervisor.stopping.wait(RESTART_S):
+            for child in list(self.services.values()):
+                if not child.running and not self._supervisor.stopping.is_set():
+                    child.start()
 
     def _start(self) -> None:
         formatting = [self._broker(host) for host in self.hosts]
@@ -130,9 +142,11 @@ class HostCluster:
         for urls in (self.coordinator_urls, self.node_urls):
             for url in urls:
                 wait_for(partial(_answers, url), f"{url} answers", START_S)
+        wait_for(lambda: any(_answers(url, "readyz") for url in self.coordinator_urls), "one leads", START_S)
         for host in self.hosts:
             projector = self.services[f"projector-{host + 1}"]
             projector.wait_until(partial(projector.said, "ready"), START_S, "was ready")
+        self._supervisor.open()
 
     def _service(self, host: int, name: str, module: str, **more: str) -> None:
         environment = {
@@ -216,8 +230,8 @@ class HostWorld(World):
         return self._admin
 
 
-def _answers(url: str) -> bool:
+def _answers(url: str, what: str = "healthz") -> bool:
     try:
-        return httpx.get(f"{url}/healthz", timeout=2).is_success
+        return httpx.get(f"{url}/{what}", timeout=2).is_success
     except httpx.HTTPError:
         return False
