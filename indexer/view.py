@@ -18,6 +18,7 @@ from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
 from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
+from keytide.wire.index_lists import WrittenSlice
 from keytide.wire.messages import UniqueViolation
 
 
@@ -138,6 +139,10 @@ class NodeView(Protocol):
     def violations(self, index: str, slice_number: int) -> Sequence[UniqueViolation] | None:
         """The violations that a slice of a UNIQUE index lists, by key; none for other indexes. None when the
         slice is not on this node or not open."""
+        ...
+
+    def written(self, index: str, slice_number: int) -> WrittenSlice | None:
+        """What is written to a slice, by a sample. None when the slice is not on this node or not open."""
         ...
 
     def trouble(self, index: str, slice_number: int) -> SliceTrouble | None:

@@ -44,6 +44,7 @@ from indexer.hosting.scrubber import Scrubber
 from indexer.hosting.slice_runner import QueueReading, SliceKey, SliceRunner
 from indexer.hosting.spool import ChunkSpool, Spool
 from indexer.slice.limits import SliceLimits
+from indexer.slice.write_load import WriteLoad
 from indexer.store.fold.worker import Folder as FoldRunner
 from indexer.store.interface import Applied, SliceStore, StoreDamagedError, StoreExport
 from indexer.store.lmdb.store import LmdbSliceStore
@@ -205,8 +206,8 @@ class Hosting:
         ]
 
     def _status(self, runner: SliceRunner, now: int) -> SliceStatus:
-        copy, told = self._copies.get(runner.key, ""), runner.status(now)
-        return replace(told, copy=copy, leases=runner.ring.in_use(now))
+        copy, told, ring = self._copies.get(runner.key, ""), runner.status(now), runner.ring
+        return replace(told, copy=copy, leases=ring.in_use(now), writes=runner.load.entries, reads=ring.reads)
 
     def violations(self) -> dict[SliceKey, Sequence[UniqueViolation]]:
         """What the slices that follow their queues list, for the endpoint."""
@@ -291,12 +292,8 @@ class Hosting:
             )
         if not fillable and (there := self._folder.copy_id(key)) != placed.copy:
             raise _LostError(f"the slice's data is of copy {there or 'none'}, not {placed.copy or 'none'}")
-        initial = Applied(
-            timestamp=Timestamp({}, history.topic_id),
-            incarnation=history.incarnation,
-            build=build,
-            building=True,
-        )
+        empty = Timestamp({}, history.topic_id)
+        initial = Applied(empty, incarnation=history.incarnation, build=build, building=True)
         store = self._open_store(key, initial)
         if (
             store.applied.build != build
@@ -323,6 +320,7 @@ class Hosting:
             lambda old, empty: self._begin_anew(key, old, empty),
             watch_of(record.definition, self._unique_limits, self._node.control.term),
             record.version,
+            WriteLoad(key[1], record.definition),
         )
 
     def _open_store(self, key: SliceKey, initial: Applied) -> SliceStore:
@@ -381,7 +379,8 @@ class Hosting:
         self.runners = dict(sorted(self.runners.items()))
         rings = [(key, runner.ring) for key, runner in self.runners.items()]
         exports = {key: partial(_export, runner) for key, runner in self.runners.items()}
-        self._node.show_slices(rings, exports)
+        loads = {key: runner.load for key, runner in self.runners.items()}
+        self._node.show_slices(rings, exports, loads)
         limits = self._limits()
         for runner in self.runners.values():
             runner.set_limits(limits)

@@ -13,10 +13,12 @@ from typing import Final
 from indexer.hosting.control import Control
 from indexer.hosting.slice_runner import SliceKey
 from indexer.hosting.snapshots import SnapshotReader, SnapshotRing
+from indexer.slice.write_load import WriteLoad
 from indexer.view import SliceTrouble, StoreExport
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
 from keytide.model.timestamp import Timestamp
+from keytide.wire.index_lists import WrittenSlice
 from keytide.wire.messages import SliceStatus, UniqueViolation
 
 OpenExport = Callable[[], StoreExport]
@@ -43,6 +45,7 @@ class ServingNode:
         self._histories: dict[str, History] = {}
         self._rings: dict[SliceKey, SnapshotRing] = {}
         self._exports: Mapping[SliceKey, OpenExport] = {}
+        self._loads: Mapping[SliceKey, WriteLoad] = {}
         self._troubles: dict[SliceKey, SliceTrouble] = {}
         self._violations: Mapping[SliceKey, Sequence[UniqueViolation]] = {}
         self._callbacks: list[Callable[[], None]] = []
@@ -68,13 +71,15 @@ class ServingNode:
         self,
         rings: Iterable[tuple[SliceKey, SnapshotRing]],
         exports: Mapping[SliceKey, OpenExport] = MappingProxyType({}),
+        loads: Mapping[SliceKey, WriteLoad] = MappingProxyType({}),
     ) -> None:
         """The slices that run here have changed.
 
         Args:
             exports: of those that others may copy: gives what the slice's store has made durable.
+            loads: what is written to them.
         """
-        self._rings, self._exports = dict(rings), exports
+        self._rings, self._exports, self._loads = dict(rings), exports, loads
 
     def show_states(self, statuses: Iterable[SliceStatus]) -> None:
         """How the slices that are placed here are, as heartbeats tell it."""
@@ -152,6 +157,11 @@ class ServingNode:
     def violations(self, index: str, slice_number: int) -> Sequence[UniqueViolation] | None:
         """The violations that a slice lists, by key; None when it is not here or not open."""
         return self._violations.get((index, slice_number))
+
+    def written(self, index: str, slice_number: int) -> WrittenSlice | None:
+        """What is written to a slice, by a sample; None when it is not here or not open."""
+        load = self._loads.get((index, slice_number))
+        return None if load is None else load.shown
 
     def trouble(self, index: str, slice_number: int) -> SliceTrouble | None:
         """Why a slice that is placed here is not in order; None when it is, or not here."""

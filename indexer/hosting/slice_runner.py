@@ -56,8 +56,9 @@ from indexer.slice.events import (
     Stop,
     SwitchOver,
 )
-from indexer.slice.freshness import newest_times
+from indexer.slice.freshness import WaitingTimes
 from indexer.slice.limits import SliceLimits
+from indexer.slice.write_load import WriteLoad
 from indexer.store.interface import UNNUMBERED, SliceStore, StoreDamagedError
 from indexer.unique.watch import UniqueWatch
 from keytide.catalog.history import History
@@ -102,6 +103,7 @@ class SliceRunner:
         begin_anew: how an empty store takes the place of the slice's; None: the slice is LOST then.
         unique: looks for keys that several documents have, in a slice of a UNIQUE index.
         version: of the index's record.
+        load: counts what is written.
 
     Attributes:
         ring: the snapshots, for the endpoint.
@@ -124,6 +126,7 @@ class SliceRunner:
         begin_anew: BeginAnew | None = None,
         unique: UniqueWatch | None = None,
         version: int = 0,
+        load: WriteLoad | None = None,
     ) -> None:
         self.key = key
         self.keyspace = keyspace
@@ -139,9 +142,10 @@ class SliceRunner:
         self._fold_error = ""
         self._disk = (0, 0)
         self._evictions = Evictions(metrics)
-        self._times: list[tuple[int, int]] = []
+        self._times = WaitingTimes()
         self._begin_anew = begin_anew
         self.unique = unique
+        self.load = load or WriteLoad(key[1])
         self.damaged = False
         self.core = SliceCore(*key, store.applied, limits, term, history, version)
 
@@ -179,6 +183,7 @@ class SliceRunner:
         if self._restart_at and now >= self._restart_at:
             self._restart(now)
         self.ring.expire(now)
+        self.load.look(now)
         if self.unique is not None:
             self.unique.show()
 
@@ -200,8 +205,7 @@ class SliceRunner:
     def published(self, number: int, now: int) -> None:
         """The leader announced a newest common number: what lies below it can be scanned now."""
         self.ring.publish(number, now)
-        while self._times and self._times[0][0] <= number:
-            _, record_time = self._times.pop(0)
+        for record_time in self._times.published(number):
             self._metrics.freshness.observe(max(0, now - record_time) / 1000)
 
     def close(self) -> None:
@@ -322,15 +326,15 @@ class SliceRunner:
     def _apply(self, instruction: Apply, now: int) -> None:
         began = time.perf_counter()
         applied = instruction.applied
-        self.store.apply(instruction.segments, applied)
+        done = self.store.apply(instruction.segments, applied)
+        self.load.committed(instruction.segments, done.put + done.removed)
         snapshot = self.store.snapshot()
         self.ring.add(snapshot, applied.number, now)
         if self.unique is not None:
             self.unique.committed(instruction.segments, snapshot, applied)
         self._metrics.commit.observe(time.perf_counter() - began)
         if applied.number != UNNUMBERED:
-            self._times += [(applied.number, one) for one in newest_times(instruction.segments)]
-            del self._times[:-_TIMES_KEPT]
+            self._times.committed(applied.number, instruction.segments)
 
     # --- keeping up -----------------------------------------------------------------------------------
 
@@ -394,7 +398,3 @@ class SliceRunner:
         except RetryableError as error:
             log.warning("fold of slice %s/%d: %s", *self.key, error)
             self._fold_error = error.message
-
-
-_TIMES_KEPT: Final = 256
-"""Record times that wait for their number to be published; only the metric suffers when there are more."""

@@ -61,6 +61,9 @@ class SnapshotRing:
 
     Args:
         kept: how many of the newest to keep.
+
+    Attributes:
+        reads: how often a snapshot was given out.
     """
 
     def __init__(self, kept: int) -> None:
@@ -72,6 +75,7 @@ class SnapshotRing:
         self._joined = False
         self._leaves = False
         self._published = UNNUMBERED
+        self.reads = 0
         self._damage = ""
         self._doubt = ""
 
@@ -213,6 +217,7 @@ class SnapshotRing:
         if kept is None or kept.dropped or self._damage:
             return None
         kept.readers += 1
+        self.reads += 1
         return SnapshotReader(self, kept)
 
     def _release(self, kept: _OpenSnapshot) -> None:

@@ -1,4 +1,5 @@
-"""Pages of the skip ledger and of violations, of the slices on this node (`keytide.wire.index_lists`)."""
+"""Pages of the skip ledger and of violations, and what is written, of the slices on this node
+(`keytide.wire.index_lists`)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ from typing import Final
 
 from indexer.view import NodeView, ReadableSnapshot, StoreDamagedError
 from keytide.errors import RetryableError
-from keytide.wire.index_lists import LARGEST_PAGE, REASONS_LIMIT, ListAsk, ListPage, SkippedLine
+from keytide.wire.index_lists import (
+    LARGEST_PAGE,
+    REASONS_LIMIT,
+    ListAsk,
+    ListPage,
+    SkippedLine,
+    WrittenSlice,
+)
 from keytide.wire.messages import UniqueViolation
 
 _BLOCK: Final = 5_000
@@ -25,6 +33,8 @@ def page(view: NodeView, ask: ListAsk) -> ListPage:
         found = [one for number in ask.slices for one in _violations(view, ask, number, limit)]
         found.sort(key=lambda one: one.key)
         return ListPage(violations=found[:limit], more=len(found) > limit)
+    if ask.what == "load":
+        return ListPage(written=[_written(view, ask.index, number) for number in ask.slices])
     lines: list[SkippedLine] = []
     reasons: Counter[str] = Counter()
     counted_all = True
@@ -57,6 +67,13 @@ def _violations(view: NodeView, ask: ListAsk, number: int, limit: int) -> list[U
     after = ask.after_key
     at = 0 if after is None else bisect_right(found, after, key=lambda one: one.key)
     return list(found[at : at + limit + 1])
+
+
+def _written(view: NodeView, index: str, number: int) -> WrittenSlice:
+    found = view.written(index, number)
+    if found is None:
+        raise _not_here(view, index, number)
+    return found
 
 
 def _lines(snapshot: ReadableSnapshot, limit: int, after: tuple[int, int] | None) -> list[SkippedLine]:

@@ -3,9 +3,34 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 from keytide.wire.messages import Heard, Segment
+
+_KEPT: Final = 256
+"""Record times that wait for their number to be published; only the metric suffers when there are more."""
+
+
+class WaitingTimes:
+    """The record times of one slice whose number is not published yet."""
+
+    def __init__(self) -> None:
+        self._times: list[tuple[int, int]] = []
+
+    def committed(self, number: int, segments: Iterable[Segment]) -> None:
+        """A snapshot brought these segments."""
+        self._times += [(number, one) for one in newest_times(segments)]
+        del self._times[:-_KEPT]
+
+    def published(self, number: int) -> Iterator[int]:
+        """The times (ms) up to a number, which are forgotten."""
+        while self._times and self._times[0][0] <= number:
+            yield self._times.pop(0)[1]
+
+    def clear(self) -> None:
+        """Forget all: numbers are void."""
+        self._times.clear()
 
 
 def newest_times(segments: Iterable[Segment]) -> list[int]:

@@ -1,5 +1,6 @@
-"""What the coordinator asks nodes for when somebody reads a list of an index: lines of its skip ledger, or
-its violations. Bodies are MessagePack, on one internal route of every node. Pure.
+"""What the coordinator asks nodes for when somebody reads a list of an index: lines of its skip ledger, its
+violations, or what is written to its slices. Bodies are MessagePack, on one internal route of every node.
+Pure.
 
 Lists are read page by page, in an order that does not depend on where slices lie: the skip ledger by
 (partition, offset), violations by key. Each page is read from what the slices hold at that moment.
@@ -36,7 +37,7 @@ class ListAsk(msgspec.Struct, frozen=True):
         reasons: count lines by reason, too.
     """
 
-    what: Literal["skipped", "violations"]
+    what: Literal["skipped", "violations", "load"]
     index: str
     slices: list[_Count]
     limit: _Count
@@ -55,6 +56,34 @@ class SkippedLine(msgspec.Struct, frozen=True):
     detail: str
 
 
+class WrittenValue(msgspec.Struct, frozen=True):
+    """A partition value, encoded, ascending: between `least` and `most` of the entries that were written are
+    its."""
+
+    value: bytes
+    least: float
+    most: float
+
+
+class WrittenSlice(msgspec.Struct, frozen=True):
+    """What was written to a slice in the last minutes, by a sample (`indexer.slice.write_load`).
+
+    Attributes:
+        known: entries say which value they came by; else there are none here.
+        total: entries; what is older weighs less.
+        heavy: the values with most of them, the heaviest first.
+        before, listed: values of some entries of the window before and of this one, in the order in which
+            they were written, each for as many.
+    """
+
+    slice: int
+    known: bool = True
+    total: float = 0.0
+    heavy: list[WrittenValue] = []
+    before: tuple[bytes, ...] = ()
+    listed: tuple[bytes, ...] = ()
+
+
 class ListPage(msgspec.Struct, frozen=True):
     """What a node has of it.
 
@@ -64,6 +93,7 @@ class ListPage(msgspec.Struct, frozen=True):
         more: there is more behind.
         reasons: reason -> lines.
         counted_all: `reasons` are of all lines.
+        written: of each slice that was asked for.
     """
 
     lines: list[SkippedLine] = []
@@ -71,6 +101,7 @@ class ListPage(msgspec.Struct, frozen=True):
     more: bool = False
     reasons: dict[str, int] = {}
     counted_all: bool = True
+    written: list[WrittenSlice] = []
 
 
 ask_decoder: Final = msgspec.msgpack.Decoder(ListAsk)

@@ -513,6 +513,11 @@ class SliceStatus(msgspec.Struct, frozen=True, array_like=True):
     """While FILLING: rows that that one has; 0 while it is not known."""
     leases: int = -1
     """Snapshots of it that are leased or being read; -1 of a release that does not say."""
+    writes: int = -1
+    """Entries that commits of its mutation queue have put and removed since it was opened; -1 of a release
+    that does not say."""
+    reads: int = 0
+    """How often scans have taken hold of a snapshot of it since then."""
 
 
 class NodeHeartbeat(_Message, frozen=True, array_like=True):

@@ -61,6 +61,7 @@ from keytide.model.entry import pack_value
 from keytide.model.timestamp import Place, Timestamp
 from keytide.process.clock import now_ms
 from keytide.settings.settings import ScanSettings
+from keytide.wire.index_lists import WrittenSlice
 from keytide.wire.messages import UniqueViolation
 from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import Version, lmdb_store, segments
@@ -216,6 +217,9 @@ class FakeView:
 
     def violations(self, index: str, slice_number: int) -> Sequence[UniqueViolation] | None:
         return ()
+
+    def written(self, index: str, slice_number: int) -> WrittenSlice | None:
+        return WrittenSlice(slice_number) if (index, slice_number) in self.slices else None
 
     def trouble(self, index: str, slice_number: int) -> SliceTrouble | None:
         return self.troubles.get((index, slice_number))

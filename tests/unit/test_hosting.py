@@ -600,6 +600,23 @@ def test_a_build_that_begins_again_with_the_rollback_takes_the_place_of_the_old_
     assert (core.applied.build, core.applied.incarnation, core.incarnation) == ("b-2", 1, 1)
 
 
+def test_what_is_written_and_read_is_told(place: Place) -> None:
+    runner = place.built()
+    assert (place.status().writes, place.status().reads) == (0, 0)
+    follow(runner, 0, 0, 100)
+    reading = place.node.tip(*KEY)
+    assert reading is not None
+    reading.release()
+    assert (place.status().writes, place.status().reads) == (100, 1)
+    runner.look_after(1_000)
+    written = place.node.written(*KEY)
+    assert written is not None
+    assert (written.slice, written.known, written.total) == (0, True, 100)
+    assert place.node.written("i-1", 1) is None
+    place.restart()
+    assert (place.status().writes, place.status().reads) == (0, 0)
+
+
 def test_half_of_a_rollback_is_not_told(place: Place) -> None:
     place.write(KeyspaceRecord("src", TOPIC_ID, 1, 1, 1))
     assert not histories_complete(place.catalog)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from indexer.hosting.node import ServingNode
 from indexer.hosting.snapshots import SnapshotRing
 from indexer.serve.index_lists import page
+from indexer.slice.write_load import WriteLoad
 from indexer.store.interface import Applied
 from indexer.view import StoreDamagedError
 from keytide.cli import app
@@ -76,9 +77,16 @@ def test_violations_of_several_slices_in_order() -> None:
     assert (rest.violations, rest.more) == (made[2:], False)
 
 
+def test_what_is_written_by_slice() -> None:
+    view = node()
+    loads = {("i", number): WriteLoad(number) for number in (0, 1)}
+    view.show_slices((), loads=loads)
+    assert page(view, ask(what="load")).written == [loads["i", 0].shown, loads["i", 1].shown]
+
+
 def test_slices_that_are_not_open_are_an_error() -> None:
     view = node()
-    for what in ("skipped", "violations"):
+    for what in ("skipped", "violations", "load"):
         with pytest.raises(RetryableError, match="not open on node n1") as caught:
             page(view, ask(what=what, slices=[2]))
         assert caught.value.problem_type == "index-not-ready"
