@@ -31,6 +31,7 @@ from coordinator.core.events import (
 )
 from coordinator.core.instructions import Instruction, Note
 from coordinator.core.queue_sizes import QueueSizes
+from coordinator.core.slice_loads import LoadLimits, SliceLoads
 from coordinator.core.source_status import SourceStatus
 from coordinator.layouts.layouts import Layouts
 from coordinator.queues.trimming import Trimmer
@@ -60,7 +61,13 @@ class Leader:
     """
 
     def __init__(
-        self, catalog: Catalog, cluster: str, term: int, limits: StabilityLimits, build_limits: BuildLimits
+        self,
+        catalog: Catalog,
+        cluster: str,
+        term: int,
+        limits: StabilityLimits,
+        build_limits: BuildLimits,
+        load_limits: LoadLimits | None = None,
     ) -> None:
         self.dictionary = Dictionary(catalog, cluster)
         self.stability = TimestampIssuer(limits, term)
@@ -73,6 +80,7 @@ class Leader:
         self.rebuilds = Rebuilds(self.builds, self.stability.nodes, build_limits)
         self.queue_sizes = QueueSizes()
         self.copies = Copies(self.builds.registry, self.stability, limits, build_limits, self.queue_sizes)
+        self.loads = SliceLoads(self.stability.nodes, load_limits or LoadLimits())
         self.layouts = Layouts(self.builds, self.stability, limits)
         self.trimmer = Trimmer(self.builds, self.stability, limits, self.queue_sizes)
         self._retirement = Retirement(self.dictionary)
@@ -107,6 +115,7 @@ class Leader:
                 progress = {name: stream.progress for name, stream in self.stability.streams.items()}
                 out += self._retirement.tick(progress, now)
                 out += [*self.rebuilds.tick(now), *self.trimmer.tick(now)]
+                out += self.loads.tick(self.dictionary.catalog, now)
             case RollbackWritten(keyspace):
                 self._hold_back(keyspace)
             case DictionaryWritten(end):

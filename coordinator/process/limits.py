@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from coordinator.builds.registry import BuildLimits
+from coordinator.core.slice_loads import LOOKS, LoadLimits
 from coordinator.jobs.registry import JobLimits
 from coordinator.stability.stream import StabilityLimits
 from keytide.settings.settings import Settings
 
 
-def limits_of(settings: Settings) -> tuple[StabilityLimits, BuildLimits]:
-    """What the core and the builds obey."""
+def limits_of(settings: Settings) -> tuple[StabilityLimits, BuildLimits, LoadLimits]:
+    """What the core and the builds obey, and when a slice is hot."""
     core, build, verify = settings.coordinator, settings.build, settings.verify
     return (
         StabilityLimits(
@@ -51,4 +52,5 @@ def limits_of(settings: Settings) -> tuple[StabilityLimits, BuildLimits]:
                 waiting=verify.waiting,
             ),
         ),
+        LoadLimits(core.hot_after_s * 1000 // LOOKS, core.hot_rate, core.large_entries),
     )

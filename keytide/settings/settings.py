@@ -257,6 +257,21 @@ class CoordinatorSettings(Section):
         description="a copy whose slice was moved goes when nobody reads from it any more, and after so long "
         "at the latest, but not before a page token that was given last has run out (scan.lease_s)",
     )
+    hot_after_s: int = Field(
+        120,
+        ge=4,
+        description="a slice is told of when it has had much more than the others of its index for so long; "
+        "a burst is over by then",
+    )
+    hot_rate: int = Field(
+        100,
+        ge=1,
+        description="entries/s that are written to a slice, or times/s that scans read it, below which it is "
+        "not told of: any node does so much on the side",
+    )
+    large_entries: int = Field(
+        1_000_000, ge=1, description="entries that a slice holds, below which it is not told of as large"
+    )
     node_timeout_ms: int = Field(
         3_000, description="a node without a heartbeat for this long is not live and leaves pacing"
     )

@@ -53,6 +53,8 @@ class Copy:
     number: int = -1
     incarnation: int = 0
     bytes: int = 0
+    writes: int = -1
+    reads: int = 0
     follows: bool = True
     leases: int = 0
     entries: int = 0
@@ -223,6 +225,8 @@ class CopiesWorld(World):
             queue_horizon=copy.horizon,
             copy=copy.id,
             leases=copy.leases,
+            writes=copy.writes,
+            reads=copy.reads,
         )
 
     def acknowledge(self) -> list[Instruction]:

@@ -116,7 +116,7 @@ def test_without_it_they_are_not() -> None:
 
 
 def test_services_measure_and_bound_as_they_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    core, _ = limits_of(load_settings())
+    core, *_ = limits_of(load_settings())
     assert (core.queue_sizes, core.queue_max_bytes) == (True, 0)
     monkeypatch.setenv("KEYTIDE_COORDINATOR__QUEUE_MAX_BYTES", "7")
     assert limits_of(load_settings())[0].queue_max_bytes == 7
