@@ -1,4 +1,4 @@
-"""`GET /v1/indexes/{name}/skipped` and `/violations`: gathered from the nodes that hold the slices.
+"""`GET /v1/indexes/{name}/skipped`, `/violations` and `/load`: gathered from the nodes that hold the slices.
 
 All nodes are asked at once, each for one page of its slices; what they answer is one page. When a node does
 not answer the whole request fails: a page with holes that nobody sees would be worse.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 from fastapi import FastAPI, Query
 
 from coordinator.http.leader_access import LeaderAccess
 from coordinator.leader import Leader
 from coordinator.views import index_lists as list_views
-from coordinator.views import views
+from coordinator.views import loads, views
 from coordinator.views.slices import nodes_to_ask, slice_statuses
 from keytide.catalog.records import IndexRecord
 from keytide.errors import UNDECODABLE, RetryableError
@@ -27,6 +27,7 @@ from keytide.wire.messages import SliceStatus
 Statuses = list[SliceStatus | None]
 Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE, description="lines on the page, at most")]
 PageToken = Annotated[str | None, Query(description="`page` of the page before; none for the first")]
+OneSlice = Annotated[int | None, Query(ge=0, description="values of this slice, hot or not")]
 LOOK_S: Final = 2.0
 """How often it is seen whether a node that has not answered yet is live: one that stands still is told of
 before whoever asks gives up, and takes the coordinator for silent."""
@@ -59,33 +60,71 @@ def add_lists(app: FastAPI, access: LeaderAccess, nodes: NodeClient) -> None:
             index, pages, limit, list_views.total(statuses, "violations"), exact=list_views.exact(statuses)
         )
 
+    @app.get("/v1/indexes/{name}/load", tags=["indexes"], summary="What its slices get, and what helps")
+    async def load(name: str, slice: OneSlice = None) -> Any:
+        """Rates of each slice; those that are hot, with what helps; and the values with most of what is
+        written to them (without a hot one: to the one that is written to most), by a sample of the last
+        minutes."""
+
+        def look(leader: Leader, now: int) -> tuple[IndexRecord, list[tuple[str, ListAsk]], _Ways]:
+            index = leader.dictionary.index_named(name)
+            slices = loads.slices_to_ask(leader, index, slice)
+            return index, loads.asks(index, slices, nodes_to_ask(leader, index)), _ways(leader, now)
+
+        index, asked, ways = await access.look(look)
+        pages = await _ask(access, nodes, asked, ways)
+        written = [one for page in pages for one in page.written]
+        return await access.look(lambda leader, _: loads.load(leader, index, written))
+
+
+class _Ways(NamedTuple):
+    """How nodes are asked: where they are, and the credential."""
+
+    urls: dict[str, str]
+    secret: str
+
+
+def _ways(leader: Leader, now: int) -> _Ways:
+    urls = {one["id"]: one["url"] for one in views.nodes(leader, now) if one["url"]}
+    return _Ways(urls, leader.dictionary.catalog.secret)
+
 
 async def _gather(
     access: LeaderAccess, nodes: NodeClient, name: str, what: str, page: str | None, limit: int
 ) -> tuple[IndexRecord, Sequence[ListPage], Statuses]:
     """The index, one page of each node that holds slices of it, and what its slices last said."""
 
-    def look(leader: Leader, now: int) -> tuple[IndexRecord, dict[str, str], list[str], Statuses, str]:
+    def look(leader: Leader, now: int) -> tuple[IndexRecord, list[str], Statuses, _Ways]:
         index = leader.dictionary.index_named(name)
-        urls = {one["id"]: one["url"] for one in views.nodes(leader, now) if one["url"]}
-        nodes, statuses = nodes_to_ask(leader, index), slice_statuses(leader, index)
-        return index, urls, nodes, statuses, leader.dictionary.catalog.secret
+        asked_nodes, statuses = nodes_to_ask(leader, index), slice_statuses(leader, index)
+        return index, asked_nodes, statuses, _ways(leader, now)
 
-    index, urls, asked_nodes, statuses, secret = await access.look(look)
+    index, asked_nodes, statuses, ways = await access.look(look)
     asked = list_views.asks(index, what, page, limit, asked_nodes)
+    return index, await _ask(access, nodes, asked, ways), statuses
+
+
+async def _ask(
+    access: LeaderAccess, nodes: NodeClient, asked: Sequence[tuple[str, ListAsk]], ways: _Ways
+) -> Sequence[ListPage]:
+    """Ask nodes, all at once.
+
+    Raises:
+        RetryableError: one does not answer, or not with a page.
+    """
     limit_s = float(access.service.settings.coordinator.request_timeout_s)
 
     async def answer(node: str, ask: ListAsk) -> bytes:
-        if node not in urls:
+        if node not in ways.urls:
             raise NoAnswerError("it is not known where it is")
-        return await nodes.ask(urls[node] + LISTS_PATH, encoder.encode(ask), secret, limit_s)
+        return await nodes.ask(ways.urls[node] + LISTS_PATH, encoder.encode(ask), ways.secret, limit_s)
 
     tasks = [
         asyncio.ensure_future(_page(node, _while_live(access, node, answer(node, ask))))
         for node, ask in asked
     ]
     try:
-        return index, await asyncio.gather(*tasks), statuses
+        return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from coordinator.leader import Leader
-from coordinator.views import health, views
+from coordinator.views import health, loads, views
 from coordinator.views.slices import lost_slices, slice_statuses
 from keytide.model.health import KINDS, LEVELS, Verdict
 from keytide.process.metrics import build_info
@@ -49,6 +49,7 @@ def collected(leader: Leader, now: int) -> CollectorRegistry:
                 *_families(leader, now),
                 *_states(leader, now),
                 *_queues(leader),
+                *_loads(leader),
                 *health_families(health.of(leader, now)),
             ]
         )
@@ -145,6 +146,34 @@ def _queues(leader: Leader) -> list[Family]:
                 kept = (leader.copies.held_back.of(record, number, node) for node in nodes)
                 held.add_metric([record.name, str(number)], max(kept, default=0))
     return [size, held]
+
+
+def _loads(leader: Leader) -> list[Family]:
+    """What slices get, as last looked at; nothing of those of which that is not known."""
+    writes = GaugeMetricFamily(
+        "keytide_slice_writes_per_second",
+        "Entries that are put into a slice and removed from it, of one copy",
+        labels=["index", "slice"],
+    )
+    reads = GaugeMetricFamily(
+        "keytide_slice_reads_per_second",
+        "How often scans read a slice, of all its copies",
+        labels=["index", "slice"],
+    )
+    hot = GaugeMetricFamily(
+        "keytide_index_hot_slices",
+        "Slices that get much more than the others of their index, or hold much more",
+        labels=["index"],
+    )
+    for record in leader.dictionary.catalog.indexes():
+        if record.state != "READY" or record.replaced_by:
+            continue
+        hot.add_metric([record.name], len({one.slice for one in leader.loads.hot(record.id)}))
+        for load in loads.rates(leader, record):
+            for family, rate in ((writes, load["writes_per_s"]), (reads, load["reads_per_s"])):
+                if rate is not None:
+                    family.add_metric([record.name, str(load["slice"])], rate)
+    return [writes, reads, hot]
 
 
 def _families(leader: Leader, now: int) -> list[Family]:

@@ -29,6 +29,7 @@ def index_reasons(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
         yield from _slices(leader, record)
         yield from _ways_back(leader, record)
         yield from _queues(leader, record)
+        yield from _hot(leader, record)
         yield from _contents(leader, record)
     elif record.state in ("FAILED", "DEFERRED") and leader.builds.registry.active(record) is None:
         yield from _not_built(record)
@@ -196,6 +197,18 @@ def _queues(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
             "coordinator.queue_max_bytes), and no copy that holds what is published is so much farther on",
             f"see what keeps node {name} from reading on (its log, its disk; whether snapshots are fresh); "
             "until then Kafka needs the room",
+        )
+
+
+def _hot(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
+    """Slices that get much more than the others, or hold much more: all answer, so it is a note."""
+    for one in leader.loads.hot(record.id):
+        yield Reason(
+            "slice",
+            f"slice {one.slice} of {record.name}",
+            "ok",
+            f"it is hot: {one.words}",
+            f"`keytide index load {record.name}` shows what is written to it, and what helps",
         )
 
 

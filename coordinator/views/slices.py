@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from coordinator.leader import Leader
+from coordinator.views.loads import rates
 from keytide.catalog.copies import CopyRecord
 from keytide.catalog.records import IndexRecord
 from keytide.model.timestamp import Timestamp
@@ -142,18 +143,27 @@ def copy_counts(leader: Leader, index: IndexRecord) -> dict[str, int]:
 
 
 def index_slices(leader: Leader, index: IndexRecord, ends: Timestamp, now: int) -> list[Document]:
-    """The slices of an index, each copy: those that count, then those that are being filled, or leave.
+    """The slices of an index, each copy: those that count, then those that are being filled, or leave. Their
+    load is that of all copies together.
 
     Args:
         ends: of the source.
     """
     rebuilds = leader.builds.registry.rebuilds(index.id)
+    loads = rates(leader, index)
+    hot = leader.loads.hot(index.id)
     documents: list[Document] = []
     for number in range(len(index.placement)):
         rebuild = next((one.id for one in rebuilds if number in one.slices[index.id]), None)
         counting, gone = counted(leader, index, number), leaving(leader, index, number)
         for copy in (*counting, *filling(leader, index, number), *gone):
-            documents.append({**_copy(index, copy, ends), "rebuild": rebuild, **progress(copy, now)})
+            load = {
+                "writes_per_s": loads[number]["writes_per_s"],
+                "reads_per_s": loads[number]["reads_per_s"],
+                "hot": [one.measure for one in hot if one.slice == number],
+            }
+            told = _copy(index, copy, ends)
+            documents.append({**told, "rebuild": rebuild, **progress(copy, now), **load})
     return documents
 
 

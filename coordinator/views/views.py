@@ -14,7 +14,7 @@ from coordinator.builds.table_origins import shown
 from coordinator.leader import Leader
 from coordinator.rollback.rollback import in_words
 from coordinator.stability.stream import StabilityStream
-from coordinator.views import absent_nodes
+from coordinator.views import absent_nodes, loads
 from coordinator.views.copies import drain_state
 from coordinator.views.jobs import verification
 from coordinator.views.slices import copy_counts, index_slices, lost_slices, slice_statuses
@@ -64,6 +64,7 @@ def index(leader: Leader, record: IndexRecord, now: int) -> Document:
         "slices_reporting": len(known),
         "copies": copy_counts(leader, record),
         "lost": lost_slices(leader, record),
+        "hot": loads.hot(leader, record),
         "rebuilds": [build.id for build in leader.builds.registry.rebuilds(record.id)],
         "verification": verification(leader, record),
         "created_at": record.created_at,

@@ -1,4 +1,5 @@
-"""`keytide index skipped` and `violations`: the lists of an index, read page by page."""
+"""`keytide index skipped` and `violations`: the lists of an index, read page by page; `load`: what its slices
+get."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from rich.markup import escape
 from keytide.cli.admin import Admin, rest
 from keytide.cli.calls import asks
 from keytide.cli.output import out, table
+from keytide.cli.rendering import cells
 
 _PAGE = 1_000
 """Lines asked for at once: the largest page."""
@@ -22,6 +24,7 @@ def add_to(app: typer.Typer) -> None:
     """Add the commands to `keytide index`."""
     asks(app, "skipped", _show_skipped)(index_skipped)
     asks(app, "violations", _show_violations)(index_violations)
+    asks(app, "load", _show_load)(index_load)
 
 
 def index_skipped(admin: Admin, name: str, limit: Limit = 100) -> Any:
@@ -65,6 +68,44 @@ def _show_violations(document: dict[str, Any], name: str, **_: Any) -> None:
     exact = "" if document.get("exact", True) else "at least "
     out.print(escape(f"{exact}{document['violations']:,} in all"))
     _say_more(document)
+
+
+def index_load(
+    admin: Admin,
+    name: str,
+    slice: Annotated[
+        int | None, typer.Option(min=0, help="values of this slice, hot or not", show_default=False)
+    ] = None,
+) -> Any:
+    """What is written to its slices and read from them, the values with most of it, and what helps a slice
+    that is hotter than the others."""
+    asked = {} if slice is None else {"slice": slice}
+    return admin.call("GET", rest("indexes", name, "load"), **asked)
+
+
+def _show_load(document: dict[str, Any], name: str, **_: Any) -> None:
+    columns = ("slice", "writes_per_s", "reads_per_s", "entries")
+    table(f"Slices of {name}", columns, [cells(one, columns) for one in document["slices"]])
+    rows = [
+        [
+            one["slice"],
+            json.dumps(one["value"], ensure_ascii=False),
+            f"{one['percent']} to {one['percent_most']}",
+        ]
+        for one in document["values"]
+    ]
+    if rows:
+        title = "Values with most of what is written to a slice, of the last minutes"
+        table(title, ("slice", "value", "percent"), rows, exact=True)
+    for number in document["without_values"]:
+        out.print(f"slice {number}: its entries do not say by which value they came there")
+    for one in document["hot"]:
+        out.print(escape(f"slice {one['slice']} is hot: {one['reason']}"), style="yellow", highlight=False)
+        out.print(escape(f"  {one['text']}"), highlight=False)
+        if one["statement"]:
+            out.print(escape(f"  {one['statement']}"), style="bold", highlight=False, soft_wrap=True)
+    if not document["hot"]:
+        out.print("no slice is hotter than the others")
 
 
 def _read(admin: Admin, path: str, member: str, limit: int) -> dict[str, Any]:

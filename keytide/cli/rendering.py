@@ -34,6 +34,8 @@ SLICE_COLUMNS = (
 """Of each copy of a slice."""
 FILLING_COLUMNS = ("copy", "source", "percent", "eta_s")
 """Shown where some copy was, or is being, filled from another one."""
+LOAD_COLUMNS = ("writes_per_s", "reads_per_s", "hot")
+"""Shown where some slice gets much more than the others."""
 LEAVING_COLUMNS = ("leases",)
 """Shown where some copy leaves: how many snapshots of it are read, or may be."""
 HEALTH_WORDS: Final[dict[Status, str]] = {
@@ -104,7 +106,8 @@ def show_index(document: Document) -> None:
     """One index: its facts, and its slices."""
     slices: Sequence[Document] = document.get("slice_states") or ()
     layouts: Sequence[Document] = document.get("layouts") or ()
-    told = {name: value for name, value in document.items() if name not in ("slice_states", "layouts")}
+    apart = ("slice_states", "layouts", "hot")
+    told = {name: value for name, value in document.items() if name not in apart}
     if isinstance(copies := told.get("copies"), dict):
         told["copies"] = ", ".join(f"{count:,} {kind}" for kind, count in copies.items())
     facts(f"Index {document.get('name')}", told)
@@ -113,6 +116,10 @@ def show_index(document: Document) -> None:
     if layouts:
         columns = ("id", "replaced", "state", "slices", "build", "waits_for", "reason")
         table("Other layouts", columns, [cells(one, columns) for one in layouts])
+    for hot in document.get("hot") or ():
+        text = escape(f"slice {hot['slice']} is hot: {hot['reason']}")
+        step = f"`keytide index load {escape(str(document.get('name')))}` says what helps"
+        out.print(f"[yellow]{text}[/yellow]; {step}", highlight=False)
     lost = document.get("lost") or ()
     if lost:
         builds = ", ".join(document.get("rebuilds") or ()) or "a build that begins by itself"
@@ -132,7 +139,12 @@ def _show_slices(title: str, slices: Sequence[Document]) -> None:
     """A line for each copy of each slice."""
     filled = any(one.get(column) is not None for one in slices for column in FILLING_COLUMNS)
     leaves = any(one.get("state") == "LEAVING" for one in slices)
-    more = (*(FILLING_COLUMNS if filled else ()), *(LEAVING_COLUMNS if leaves else ()))
+    hot = any(one.get("hot") for one in slices)
+    more = (
+        *(FILLING_COLUMNS if filled else ()),
+        *(LEAVING_COLUMNS if leaves else ()),
+        *(LOAD_COLUMNS if hot else ()),
+    )
     columns = (*SLICE_COLUMNS[:-1], *more, SLICE_COLUMNS[-1])
     table(title, columns, [cells(one, columns) for one in slices])
 

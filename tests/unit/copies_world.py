@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from coordinator.builds.registry import BuildLimits
 from coordinator.core.events import ControlTail, Reported, SourceSampled
 from coordinator.core.instructions import Instruction
+from coordinator.core.slice_loads import LoadLimits
 from coordinator.leader import Leader
 from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.catalog import Catalog
@@ -111,7 +112,10 @@ class CopiesWorld(World):
 
     Attributes:
         busy: the source is written to.
+        load_limits: when a slice is hot.
     """
+
+    load_limits = LoadLimits()
 
     def __init__(
         self,
@@ -138,7 +142,7 @@ class CopiesWorld(World):
     def begin(self, catalog: Catalog, term: int = 1, heard: bool = True) -> None:
         """A leader that knows the dictionary and the last timestamp only. `heard`: projectors report at
         once."""
-        self.leader = Leader(catalog, "kt", term, self.stability_limits, self.limits)
+        self.leader = Leader(catalog, "kt", term, self.stability_limits, self.limits, self.load_limits)
         last = max(self.places, default=-1)
         common = [one for one in self.broadcasts if isinstance(one, Published)][-1:]
         tail = ControlTail(((last, self.places[last]),) if last >= 0 else (), tuple(common), self.now)

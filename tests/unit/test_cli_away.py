@@ -48,6 +48,7 @@ OTHERS = [
     ("index", "verify", "by_city"),
     ("index", "skipped", "by_city"),
     ("index", "violations", "by_city"),
+    ("index", "load", "by_city"),
     ("index", "repair", "by_city"),
     ("build", "pause", "b1"),
     ("build", "resume", "b1"),

@@ -44,6 +44,7 @@ COMMANDS = [
     ["index", "repair", "{}"],
     ["index", "skipped", "{}"],
     ["index", "violations", "{}"],
+    ["index", "load", "{}"],
     *(["build", action, "{}"] for action in ("show", "wait", "cancel", "pause", "resume")),
     ["build", "throttle", "{}", "100"],
     ["job", "show", "{}"],

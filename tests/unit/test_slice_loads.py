@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from coordinator.core.slice_loads import LOOKS, Hot, LoadLimits, over_others
-from coordinator.leader import Leader
 from tests.unit.copies_world import INDEX, CopiesWorld
 
 LOAD = LoadLimits(look_ms=2_000, rate=100, entries=1_000)
@@ -22,6 +21,8 @@ class LoadWorld(CopiesWorld):
         writes, reads: per second, of each slice; each copy has all writes, and an equal part of the reads.
     """
 
+    load_limits = LOAD
+
     def __init__(self, placement: list[list[str]], replicas: int = 0) -> None:
         self.writes = [10] * len(placement)
         self.reads = [0] * len(placement)
@@ -29,11 +30,6 @@ class LoadWorld(CopiesWorld):
         for node in self.nodes.values():
             for copy in node.copies.values():
                 copy.writes = 0
-
-    def begin(self, catalog: Any, term: int = 1, heard: bool = True) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tests.unit.copies_world.Leader", lambda *given: Leader(*given, load_limits=LOAD))
-            super().begin(catalog, term, heard)
 
     def go(self, ms: int) -> list[Any]:
         out = []

@@ -186,6 +186,11 @@ function layouts(index) {
   one.state === "FAILED" ? "error" : ""));
 }
 
+function hot(index) {
+  return (index.hot || []).map((one) => sub(
+    `slice ${one.slice} is hot: ${one.reason}; what helps: keytide index load ${index.name}`));
+}
+
 function indexesPart({ indexes }) {
   const columns = [["Index", ""], ["State", ""], ["Entries", "number"], ["Size", "number"], ["Behind", "number"],
     ["Snapshot", "number"], ["Skipped", "number"]];
@@ -197,7 +202,7 @@ function indexesPart({ indexes }) {
     return table(columns, indexes.map((one) => [
       [make("strong", {}, one.name), sub(`on ${one.keyspace}, ${one.slices} slices${one.replicas ? `, ${one.replicas + 1} copies of each` : ""}`), sub(one.reason, "error"),
         one.lost.length ? sub(`${slices({ [one.name]: one.lost })}: data lost, ${one.rebuilds.length ? `rebuilt by ${one.rebuilds.join(", ")}` : "to be rebuilt"}`, "error") : null,
-        copies(one), ...layouts(one), sub(leftOut(one)),
+        copies(one), ...layouts(one), ...hot(one), sub(leftOut(one)),
         one.foreign_partition_ids ? sub(`${number(one.foreign_partition_ids)} ids seen in two source partitions`, "error") : null],
       state(one.state), number(one.entries), bytes(one.bytes), one.lag_documents === null ? "–" : number(one.lag_documents),
       number(one.snapshot), number(one.skipped),

@@ -1,0 +1,190 @@
+"""What is shown of slices that are hotter than the others: index, slices, health, metrics, `/load`,
+commands."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from typer.testing import CliRunner
+
+from coordinator.http import metrics
+from coordinator.http.leader_access import LeaderAccess
+from coordinator.http.list_routes import add_lists
+from coordinator.http.problems import add_error_handlers
+from coordinator.process.limits import limits_of
+from coordinator.process.service import CoordinatorService
+from coordinator.views import health, views
+from keytide.cli import app as cli
+from keytide.cli import rendering as looks
+from keytide.cli.output import out
+from keytide.collation import encode_part
+from keytide.http.nodes import NodeClient
+from keytide.settings.settings import load_settings
+from keytide.wire.index_lists import ListPage, WrittenSlice, WrittenValue, ask_decoder, encoder
+from tests.browser.scene import Scene
+from tests.unit.test_slice_loads import PATIENCE, LoadWorld, four
+
+REASON = "500 entries/s are written to it, 10 to others of its index"
+WRITTEN = WrittenSlice(2, True, 100.0, [WrittenValue(encode_part("Rome"), 80, 82)])
+
+
+def hot(rate: int = 500) -> LoadWorld:
+    """Slice 2 of by_city, on n1, gets nearly all."""
+    world = four()
+    world.writes = [10, 10, rate, 10]
+    world.reads = [2, 2, 2, 2]
+    world.go(PATIENCE)
+    return world
+
+
+def shown(world: LoadWorld) -> dict[str, Any]:
+    index = world.index("by_city")
+    document = views.index(world.leader, index, world.now)
+    return {**document, "slice_states": views.slices(world.leader, index, world.now)}
+
+
+def test_the_index_says_which_slices_are_hot_and_each_slice_what_it_gets() -> None:
+    document = shown(hot())
+    assert document["hot"] == [
+        {"slice": 2, "measure": "writes", "value": 500.0, "others": 10.0, "reason": REASON}
+    ]
+    told = [(one["writes_per_s"], one["reads_per_s"], one["hot"]) for one in document["slice_states"]]
+    assert told == [(10.0, 2.0, []), (10.0, 2.0, []), (500.0, 2.0, ["writes"]), (10.0, 2.0, [])]
+    calm = shown(four())
+    assert calm["hot"] == []
+    assert [(one["writes_per_s"], one["hot"]) for one in calm["slice_states"]] == [(None, [])] * 4
+
+
+def test_health_is_ok_and_has_a_note() -> None:
+    world = hot()
+    (said,) = [one for one in health.of(world.leader, world.now).reasons if one.kind == "slice"]
+    assert (said.subject, said.status, said.reason) == ("slice 2 of by_city", "ok", f"it is hot: {REASON}")
+    assert "`keytide index load by_city`" in said.next_step
+
+
+def test_metrics() -> None:
+    def lines(world: LoadWorld) -> list[str]:
+        page = metrics.render(world.leader, world.now).decode()
+        return [one for one in page.splitlines() if "per_second{" in one or "hot_slices{" in one]
+
+    found = lines(hot())
+    assert 'keytide_slice_writes_per_second{index="by_city",slice="2"} 500.0' in found
+    assert 'keytide_slice_reads_per_second{index="by_city",slice="0"} 2.0' in found
+    assert 'keytide_index_hot_slices{index="by_city"} 1.0' in found
+    assert lines(four()) == ['keytide_index_hot_slices{index="by_city"} 0.0']
+
+
+# --- asked of nodes -----------------------------------------------------------------------------------------
+
+
+class Answers:
+    """Nodes that tell what is written to their slices."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, list[int]]] = []
+
+    async def post(self, url: str, body: bytes, *_: Any) -> tuple[int, bytes]:
+        ask = ask_decoder.decode(body)
+        assert ask.what == "load"
+        self.asked.append((url.split("/")[2], ask.slices))
+        told = [WRITTEN if one == 2 else WrittenSlice(one, known=False) for one in ask.slices]
+        return 200, encoder.encode(ListPage(written=told))
+
+
+def client_of(world: LoadWorld) -> tuple[TestClient, Answers]:
+    class Service(Scene):
+        def pulse(self) -> None:
+            """Only the world's time passes."""
+
+    scene, answers, app = Service(), Answers(), FastAPI()
+    scene.leader = world.leader
+    add_error_handlers(app)
+    add_lists(app, LeaderAccess(cast(CoordinatorService, scene)), NodeClient(post=answers.post))
+    return TestClient(app), answers
+
+
+def test_the_node_of_a_hot_slice_is_asked_for_values_and_advice_is_given() -> None:
+    client, answers = client_of(hot())
+    document = client.get("/v1/indexes/by_city/load").json()
+    assert answers.asked == [("n1", [2])]
+    assert [one["writes_per_s"] for one in document["slices"]] == [10.0, 10.0, 500.0, 10.0]
+    assert document["values"] == [{"slice": 2, "value": "Rome", "percent": 80.0, "percent_most": 82.0}]
+    assert document["without_values"] == []
+    (one,) = document["hot"]
+    assert (one["slice"], one["measure"], one["reason"]) == (2, "writes", REASON)
+    assert "no other number of slices parts it" in one["text"]
+    assert one["statement"] == (
+        "CREATE OR REPLACE INDEX by_city ON people (city) PARTITION BY HASH(id) WITH (slices=4)"
+    )
+
+
+def test_a_slice_may_be_named() -> None:
+    client, answers = client_of(hot())
+    document = client.get("/v1/indexes/by_city/load", params={"slice": 1}).json()
+    assert (answers.asked, document["without_values"]) == ([("n2", [1])], [1])
+    assert document["hot"][0]["statement"] == "ALTER INDEX by_city SET (slices=8)"
+    refused = client.get("/v1/indexes/by_city/load", params={"slice": 4})
+    assert (refused.status_code, refused.json()["type"]) == (404, "no-such-slice")
+    assert refused.json()["next_step"] == "its slices are 0 to 3"
+
+
+def test_without_a_hot_slice_the_one_that_is_written_to_most_is_looked_at() -> None:
+    client, answers = client_of(hot(25))
+    document = client.get("/v1/indexes/by_city/load").json()
+    assert (answers.asked, document["hot"]) == ([("n1", [2])], [])
+    client, answers = client_of(four())
+    assert client.get("/v1/indexes/by_city/load").json()["values"] == []
+    assert answers.asked == []
+
+
+# --- what people see ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(out, "_width", 250)
+
+
+@pytest.mark.usefixtures("wide")
+def test_index_show_points_to_what_helps(capsys: pytest.CaptureFixture[str]) -> None:
+    looks.show_index(shown(hot()))
+    text = capsys.readouterr().out
+    assert f"slice 2 is hot: {REASON}; `keytide index load by_city` says what helps" in text
+    assert "writes_per_s" in text.replace(" ", "_")
+    looks.show_index(shown(four()))
+    text = capsys.readouterr().out
+    assert "is hot" not in text
+    assert "writes_per_s" not in text.replace(" ", "_")
+
+
+@pytest.mark.usefixtures("wide")
+def test_index_load_shows_values_and_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, _ = client_of(hot())
+
+    class Admin:
+        def __init__(self, *_: object, **__: object) -> None: ...
+        def __enter__(self) -> Admin:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def call(self, method: str, path: str, **query: Any) -> Any:
+            return client.request(method, path, params=query).json()
+
+    monkeypatch.setattr("keytide.cli.admin.Admin", Admin)
+    result = CliRunner().invoke(cli, ["index", "load", "by_city"])
+    assert result.exit_code == 0, result.output
+    assert '"Rome"' in result.stdout
+    assert "80.0 to 82.0" in result.stdout
+    assert f"slice 2 is hot: {REASON}" in result.stdout
+    assert "CREATE OR REPLACE INDEX by_city ON people (city) PARTITION BY HASH(id)" in result.stdout
+    result = CliRunner().invoke(cli, ["index", "load", "by_city", "--slice", "1"])
+    assert "slice 1: its entries do not say by which value they came there" in result.stdout
+
+
+def test_settings_are_obeyed() -> None:
+    settings = load_settings(coordinator={"hot_after_s": 40, "hot_rate": 7, "large_entries": 9})
+    limits = limits_of(settings)[2]
+    assert (limits.look_ms, limits.rate, limits.entries) == (10_000, 7, 9)
