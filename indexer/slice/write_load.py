@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from indexer.slice.frequent import FrequentItems
 from keytide.collation import encode_part, skip_key
@@ -35,8 +34,8 @@ from keytide.wire.messages import Segment
 
 SAMPLED: Final = 8
 """Entries of one sample, at most."""
-SAMPLE_EVERY: Final = 64
-"""Entries that there are to be for a sample: looking at eight of them costs far less than they do."""
+SAMPLE_EVERY: Final = 1_024
+"""Entries that there are to be for a sample: looking at eight of them costs a hundredth of what they do."""
 WINDOW_MS: Final = 60_000
 COUNTED: Final = 32
 """What is more than a thirty-third of the load is found."""
@@ -88,21 +87,24 @@ class WriteLoad:
         self.entries += changed
         if not self.known:
             return
-        bringing = [one for one in segments if one.puts is not None and one.puts.count]
-        ends = np.cumsum([one.puts.count for one in bringing if one.puts is not None])
-        brought = int(ends[-1]) if bringing else 0
+        counts = [one.puts.count if one.puts is not None else 0 for one in segments]
+        brought = sum(counts)
         self._unseen += brought
-        if not brought or self._unseen < SAMPLE_EVERY:
-            return
+        if brought and self._unseen >= SAMPLE_EVERY:
+            self._sample(segments, counts, brought)
+
+    def _sample(self, segments: Sequence[Segment], counts: list[int], brought: int) -> None:
+        """Look at some entries of a commit that brings `brought`, `counts` by segment."""
         self._samples += 1
         count = min(SAMPLED, brought)
-        shifted = (np.arange(count) + self._samples * _GOLDEN % 1) * brought / count
-        places = np.minimum(shifted.astype(np.int64), brought - 1)
-        owners = np.searchsorted(ends, places, side="right")
+        shift = self._samples * _GOLDEN % 1
+        places = [min(int((one + shift) * brought / count), brought - 1) for one in range(count)]
         weight, self._unseen = self._unseen / count, 0
-        for owner in np.unique(owners).tolist():
-            first = int(ends[owner - 1]) if owner else 0
-            for value in self._values(bringing[owner], places[owners == owner] - first):
+        start = 0
+        for segment, holds in zip(segments, counts, strict=True):
+            here = [place - start for place in places if start <= place < start + holds]
+            start += holds
+            for value in self._values(segment, here) if here else ():
                 if value is None or len(value) > MAX_SPLIT_BYTES:
                     self._frequent.add_unknown(weight)
                 else:
@@ -119,7 +121,7 @@ class WriteLoad:
             self._shown_at = now
             self.shown = self._now_shown()
 
-    def _values(self, segment: Segment, places: npt.NDArray[np.int64]) -> Sequence[bytes | None]:
+    def _values(self, segment: Segment, places: list[int]) -> Sequence[bytes | None]:
         """The partition values of some entries of a segment, None where one cannot be read."""
         puts, heard = segment.puts, segment.heard
         if puts is None or heard is None:
@@ -127,7 +129,7 @@ class WriteLoad:
         if self._by_id:
             ordinals = np.frombuffer(puts.ordinals, "<u4")[places]
             return [encode_part(one.decode()) for one in heard_ids(heard, ordinals)]
-        keys = pick(np.frombuffer(puts.key_lengths, "<u2"), puts.keys, places)
+        keys = pick(np.frombuffer(puts.key_lengths, "<u2"), puts.keys, np.array(places))
         return [self._cut_out(key) for key in keys]
 
     def _cut_out(self, key: bytes) -> bytes | None:

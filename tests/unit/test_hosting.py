@@ -603,15 +603,15 @@ def test_a_build_that_begins_again_with_the_rollback_takes_the_place_of_the_old_
 def test_what_is_written_and_read_is_told(place: Place) -> None:
     runner = place.built()
     assert (place.status().writes, place.status().reads) == (0, 0)
-    follow(runner, 0, 0, 100)
+    follow(runner, 0, 0, 2_000)
     reading = place.node.tip(*KEY)
     assert reading is not None
     reading.release()
-    assert (place.status().writes, place.status().reads) == (100, 1)
+    assert (place.status().writes, place.status().reads) == (2_000, 1)
     runner.look_after(1_000)
     written = place.node.written(*KEY)
     assert written is not None
-    assert (written.slice, written.known, written.total) == (0, True, 100)
+    assert (written.slice, written.known, written.total) == (0, True, 2_000)
     assert place.node.written("i-1", 1) is None
     place.restart()
     assert (place.status().writes, place.status().reads) == (0, 0)
