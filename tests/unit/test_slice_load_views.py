@@ -3,6 +3,7 @@ commands."""
 
 from __future__ import annotations
 
+import random
 from typing import Any, cast
 
 import pytest
@@ -17,6 +18,9 @@ from coordinator.http.problems import add_error_handlers
 from coordinator.process.limits import limits_of
 from coordinator.process.service import CoordinatorService
 from coordinator.views import health, views
+from indexer.hosting.node import ServingNode
+from indexer.serve.index_lists import page
+from indexer.slice.write_load import SHOW_MS, WriteLoad
 from keytide.cli import app as cli
 from keytide.cli import rendering as looks
 from keytide.cli.output import out
@@ -25,7 +29,9 @@ from keytide.http.nodes import NodeClient
 from keytide.settings.settings import load_settings
 from keytide.wire.index_lists import ListPage, WrittenSlice, WrittenValue, ask_decoder, encoder
 from tests.browser.scene import Scene
+from tests.unit.copies_world import INDEX
 from tests.unit.test_slice_loads import PATIENCE, LoadWorld, four
+from tests.unit.test_write_load import brings
 
 REASON = "500 entries/s are written to it, 10 to others of its index"
 WRITTEN = WrittenSlice(2, True, 100.0, [WrittenValue(encode_part("Rome"), 80, 82)])
@@ -94,12 +100,12 @@ class Answers:
         return 200, encoder.encode(ListPage(written=told))
 
 
-def client_of(world: LoadWorld) -> tuple[TestClient, Answers]:
+def client_of(world: LoadWorld, given: Answers | None = None) -> tuple[TestClient, Answers]:
     class Service(Scene):
         def pulse(self) -> None:
             """Only the world's time passes."""
 
-    scene, answers, app = Service(), Answers(), FastAPI()
+    scene, answers, app = Service(), given or Answers(), FastAPI()
     scene.leader = world.leader
     add_error_handlers(app)
     add_lists(app, LeaderAccess(cast(CoordinatorService, scene)), NodeClient(post=answers.post))
@@ -118,6 +124,37 @@ def test_the_node_of_a_hot_slice_is_asked_for_values_and_advice_is_given() -> No
     assert "no other number of slices parts it" in one["text"]
     assert one["statement"] == (
         "CREATE OR REPLACE INDEX by_city ON people (city) PARTITION BY HASH(id) WITH (slices=4)"
+    )
+
+
+def test_what_a_node_samples_reaches_the_advice() -> None:
+    """From commits of a slice on a node to what a user reads, by the messages between them."""
+    world = hot()
+    definition = world.index("by_city").definition
+    loads = {(INDEX, number): WriteLoad(number, definition) for number in (0, 2)}
+    rng = random.Random(5)
+    for commit in range(40):
+        cities = ["Rome" if rng.random() < 0.7 else f"c{rng.randrange(9_999)}" for _ in range(500)]
+        segment = brings(definition, [(city,) for city in cities], 500 * commit)
+        loads[INDEX, 2].committed([segment], 500)
+    loads[INDEX, 2].look(SHOW_MS)
+    view = ServingNode("n1")
+    view.show_slices((), loads=loads)
+
+    async def post(_url: str, body: bytes, *_: Any) -> tuple[int, bytes]:
+        return 200, encoder.encode(page(view, ask_decoder.decode(body)))
+
+    answers = Answers()
+    answers.post = post  # type: ignore[method-assign, assignment]
+    client, _ = client_of(world, answers)
+    document = client.get("/v1/indexes/by_city/load").json()
+    first, *others = document["values"]
+    assert first["value"] == "Rome"
+    assert 55 < first["percent"] <= first["percent_most"] < 85
+    assert all(one["percent"] < 10 for one in others)
+    (one,) = document["hot"]
+    assert one["statement"].startswith(
+        "CREATE OR REPLACE INDEX by_city ON people (city) PARTITION BY HASH(id)"
     )
 
 
