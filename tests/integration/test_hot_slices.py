@@ -1,0 +1,77 @@
+"""A hot slice on real nodes: it is noticed, the value that makes it hot is named, and the statement that is
+advised spreads it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from deploy.cluster import LocalCluster
+from tests.integration.world import World, Writer, wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
+
+SETTINGS = {
+    "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
+    "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
+    "KEYTIDE_COORDINATOR__HOT_AFTER_S": "8",
+    "KEYTIDE_COORDINATOR__HOT_RATE": "20",
+    "KEYTIDE_COORDINATOR__LEAVE_AFTER_S": "5",
+    "KEYTIDE_SCAN__LEASE_S": "5",
+}
+TOPIC, INDEX = "visits", "visits_city"
+STATEMENT = f"CREATE INDEX {INDEX} ON {TOPIC} (city, n) WITH (slices=4, defer_build=true)"
+
+
+def _visit(chance: random.Random, _: int) -> tuple[str, Any]:
+    city = "Rome" if chance.random() < 0.9 else f"city{chance.randrange(40)}"
+    return f"v{chance.randrange(2_000)}", {"city": city, "n": chance.randrange(100)}
+
+
+def _by_city(document: dict[str, Any], _: str) -> Iterable[list[Any]]:
+    yield [document["city"], document["n"]]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("cluster")
+    with (
+        LocalCluster(folder, nodes=2, settings=SETTINGS, supervise=False) as cluster,
+        World(cluster) as made,
+    ):
+        made.make_topic(TOPIC)
+        with Writer(made.bootstrap, TOPIC, 1, _visit) as writer:
+            writer.write(2_000)
+        made.sql(STATEMENT)
+        made.wait_ready(made.build(INDEX))
+        yield made
+
+
+def _load(world: World) -> dict[str, Any]:
+    found: dict[str, Any] = world.admin.call("GET", f"/v1/indexes/{INDEX}/load")
+    return found
+
+
+def test_a_hot_slice_is_told_of_and_the_statement_that_is_advised_spreads_it(world: World) -> None:
+    with Writer(world.bootstrap, TOPIC, 2, _visit, per_second=400):
+        wait_for(lambda: _load(world)["hot"], "a slice is hot", 120)
+        wait_for(lambda: _load(world)["hot"][0]["statement"].count("HASH(id)"), "a value is blamed", 60)
+        document = _load(world)
+        (hot,) = [one for one in document["hot"] if one["measure"] == "writes"]
+        assert hot["value"] > 3 * hot["others"]
+        first = document["values"][0]
+        assert (first["slice"], first["value"]) == (hot["slice"], "Rome")
+        assert first["percent"] > 70
+        assert f"slice {hot['slice']} of {INDEX}" in str(world.admin.call("GET", "/v1/health")["reasons"])
+        before = world.admin.call("GET", f"/v1/indexes/{INDEX}")["id"]
+        world.sql(hot["statement"])
+        wait_for(
+            lambda: world.admin.call("GET", f"/v1/indexes/{INDEX}")["id"] != before, "it is replaced", 240
+        )
+        wait_for(lambda: all(one["writes_per_s"] for one in _load(world)["slices"]), "its load is seen", 60)
+        rates = [one["writes_per_s"] for one in _load(world)["slices"]]
+        assert max(rates) < 2 * sum(rates) / len(rates), rates
+    world.check(INDEX, TOPIC, _by_city)
