@@ -97,7 +97,7 @@ def _reads(index: IndexRecord) -> Advice:
     definition, name = index.definition, render_name(index.name)
     if definition.replicas < MAX_REPLICAS:
         return Advice(
-            "copies share the scans: have one more of each slice",
+            "copies share the scans: have one more of each slice, on as many nodes as there are copies",
             f"ALTER INDEX {name} SET (replicas={definition.replicas + 1})",
         )
     return Advice(

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from coordinator.core.slice_loads import Hot, LoadLimits, SliceLoads
 from tests.browser.scene import FLIGHTS, NODES, busy_day, served
 
 pytestmark = pytest.mark.browser
@@ -33,8 +34,17 @@ def chromium() -> str:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with served(busy_day()) as url:
+    scene = busy_day()
+    scene.leader.loads = HotSlice(scene.leader.stability.nodes, LoadLimits())
+    with served(scene) as url:
         yield url
+
+
+class HotSlice(SliceLoads):
+    """One slice is hot."""
+
+    def hot(self, index: str) -> list[Hot]:
+        return [Hot(5, "writes", 900.0, 100.0)] if index.startswith("late_arrivals") else []
 
 
 def run(chromium: str, profile: Path, url: str) -> str:
@@ -129,6 +139,13 @@ def test_a_slice_whose_data_is_lost_is_told(document: str) -> None:
     assert "slice 3 of late_arrivals: data lost" in words
     assert "1 slices have lost their data" in words
     assert "serves nothing until it is filled or rebuilt" in words
+
+
+def test_a_slice_that_is_hot_is_told_with_how_to_see_what_helps(document: str) -> None:
+    assert (
+        "slice 5 is hot: 900 entries/s are written to it, 100 to others of its index; "
+        "what helps: keytide index load late_arrivals"
+    ) in text_of(document)
 
 
 def test_a_new_layout_is_told_of_its_index(document: str) -> None:

@@ -181,7 +181,7 @@ class InternalFuzz:
     def _list(self) -> tuple[str, Any]:
         draw = self._random
         message: dict[str, Any] = {
-            "what": draw.choice(("skipped", "violations")),
+            "what": draw.choice(("skipped", "violations", "load")),
             "index": self._index(),
             "slices": self._slices(),
             "limit": draw.choice((0, 5, 10**6)),
