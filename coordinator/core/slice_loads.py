@@ -62,6 +62,9 @@ class SliceLoad(NamedTuple):
     entries: int | None
 
 
+_UNKNOWN: Final = SliceLoad(None, None, None)
+
+
 class Hot(NamedTuple):
     """A slice that gets much more than the others, or holds much more.
 
@@ -117,13 +120,21 @@ class SliceLoads:
         self._streaks: dict[tuple[str, int, Measure], int] = {}
         self._hot: dict[tuple[str, Measure], set[int]] = {}
 
-    def hot(self, index: str) -> list[Hot]:
-        """The slices of an index (id) that are told of, with what was last seen."""
-        loads = self.loads.get(index, [])
+    def of(self, index: IndexRecord) -> list[SliceLoad]:
+        """The slices of an index as it is now: one that was built anew since may have others."""
+        known = self.loads.get(index.id, [])
+        return known if len(known) == len(index.placement) else [_UNKNOWN] * len(index.placement)
+
+    def hot(self, index: IndexRecord) -> list[Hot]:
+        """The slices of an index that are told of, with what was last seen."""
+        loads = self.loads.get(index.id, [])
         found: list[Hot] = []
+        if len(loads) != len(index.placement):
+            return found
         for measure in MEASURES:
             values = [getattr(one, measure) or 0 for one in loads]
-            for number in sorted(self._hot.get((index, measure), ())):
+            told = self._hot.get((index.id, measure), set())
+            for number in sorted(told):
                 found.append(Hot(number, measure, values[number], mean_of_others(values, number)))
         return sorted(found, key=lambda one: one.slice)
 
@@ -183,6 +194,7 @@ class SliceLoads:
         for measure in MEASURES:
             told = self._hot.setdefault((index.id, measure), set())
             known = [getattr(one, measure) for one in self.loads[index.id]]
+            told &= set(range(len(known)))
             values: list[float] = [one for one in known if one is not None]
             if len(values) < len(known) or not values:
                 continue

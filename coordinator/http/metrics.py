@@ -168,7 +168,7 @@ def _loads(leader: Leader) -> list[Family]:
     for record in leader.dictionary.catalog.indexes():
         if record.state != "READY" or record.replaced_by:
             continue
-        hot.add_metric([record.name], len({one.slice for one in leader.loads.hot(record.id)}))
+        hot.add_metric([record.name], len({one.slice for one in leader.loads.hot(record)}))
         for load in loads.rates(leader, record):
             for family, rate in ((writes, load["writes_per_s"]), (reads, load["reads_per_s"])):
                 if rate is not None:

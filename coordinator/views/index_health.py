@@ -202,7 +202,7 @@ def _queues(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
 
 def _hot(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
     """Slices that get much more than the others, or hold much more: all answer, so it is a note."""
-    for one in leader.loads.hot(record.id):
+    for one in leader.loads.hot(record):
         yield Reason(
             "slice",
             f"slice {one.slice} of {record.name}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from coordinator.core.slice_loads import Hot, SliceLoad
+from coordinator.core.slice_loads import Hot
 from coordinator.leader import Leader
 from coordinator.views.advice import advice
 from keytide.catalog.partitioning import readable_splits
@@ -28,20 +28,19 @@ class NoSuchSliceError(CallerError):
 
 def hot(leader: Leader, index: IndexRecord) -> list[Document]:
     """The slices of an index that get much more than the others, or hold much more."""
-    return [_hot(one) for one in leader.loads.hot(index.id)]
+    return [_hot(one) for one in leader.loads.hot(index)]
 
 
 def rates(leader: Leader, index: IndexRecord) -> list[Document]:
     """Of each slice, nulls where they are not known (yet)."""
-    known: Sequence[SliceLoad | None] = leader.loads.loads.get(index.id) or [None] * len(index.placement)
     return [
         {
             "slice": number,
-            "writes_per_s": _rounded(load.writes) if load else None,
-            "reads_per_s": _rounded(load.reads) if load else None,
-            "entries": load.entries if load else None,
+            "writes_per_s": _rounded(load.writes),
+            "reads_per_s": _rounded(load.reads),
+            "entries": load.entries,
         }
-        for number, load in enumerate(known)
+        for number, load in enumerate(leader.loads.of(index))
     ]
 
 
@@ -61,11 +60,9 @@ def slices_to_ask(leader: Leader, index: IndexRecord, only: int | None) -> list[
                 else "it has none before it is built",
             )
         return [only]
-    if told := sorted({one.slice for one in leader.loads.hot(index.id)}):
+    if told := sorted({one.slice for one in leader.loads.hot(index)}):
         return told[:ASKED]
-    writes = [
-        (load.writes or 0.0, -number) for number, load in enumerate(leader.loads.loads.get(index.id, ()))
-    ]
+    writes = [(one.writes, -number) for number, one in enumerate(leader.loads.of(index)) if one.writes]
     return [-max(writes)[1]] if writes else []
 
 
@@ -93,7 +90,7 @@ def load(leader: Leader, index: IndexRecord, written: Sequence[WrittenSlice]) ->
         "slices": rates(leader, index),
         "hot": [
             {**_hot(one), **advice(index, one, told.get(one.slice))._asdict()}
-            for one in leader.loads.hot(index.id)
+            for one in leader.loads.hot(index)
         ],
         "values": [
             {"slice": one.slice, **_value(value.value, value.least, value.most, one.total)}

@@ -151,7 +151,7 @@ def index_slices(leader: Leader, index: IndexRecord, ends: Timestamp, now: int) 
     """
     rebuilds = leader.builds.registry.rebuilds(index.id)
     loads = rates(leader, index)
-    hot = leader.loads.hot(index.id)
+    hot = leader.loads.hot(index)
     documents: list[Document] = []
     for number in range(len(index.placement)):
         rebuild = next((one.id for one in rebuilds if number in one.slices[index.id]), None)

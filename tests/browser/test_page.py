@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from coordinator.core.slice_loads import Hot, LoadLimits, SliceLoads
+from keytide.catalog.records import IndexRecord
 from tests.browser.scene import FLIGHTS, NODES, busy_day, served
 
 pytestmark = pytest.mark.browser
@@ -43,8 +44,8 @@ def address() -> Iterator[str]:
 class HotSlice(SliceLoads):
     """One slice is hot."""
 
-    def hot(self, index: str) -> list[Hot]:
-        return [Hot(5, "writes", 900.0, 100.0)] if index.startswith("late_arrivals") else []
+    def hot(self, index: IndexRecord) -> list[Hot]:
+        return [Hot(5, "writes", 900.0, 100.0)] if index.name == "late_arrivals" else []
 
 
 def run(chromium: str, profile: Path, url: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.core.slice_loads import LOOKS, Hot, LoadLimits, over_others
 from tests.unit.copies_world import INDEX, CopiesWorld
@@ -41,9 +42,13 @@ class LoadWorld(CopiesWorld):
             out += super().go(500)
         return out
 
+    def told_hot(self) -> list[Hot]:
+        index = self.leader.dictionary.catalog.index(INDEX)
+        return self.leader.loads.hot(index) if index is not None else []
+
     @property
     def hot(self) -> list[tuple[int, str]]:
-        return [(one.slice, one.measure) for one in self.leader.loads.hot(INDEX)]
+        return [(one.slice, one.measure) for one in self.told_hot()]
 
 
 def four() -> LoadWorld:
@@ -133,7 +138,7 @@ def test_reads_of_all_copies_count_together_and_writes_once() -> None:
     world.writes, world.reads = [100, 100, 100], [600, 40, 40]
     world.go(PATIENCE)
     assert world.hot == [(0, "reads")]
-    (hot,) = world.leader.loads.hot(INDEX)
+    (hot,) = world.told_hot()
     assert hot.value == pytest.approx(600)
     assert [one.writes for one in world.leader.loads.loads[INDEX]] == pytest.approx([100, 100, 100])
 
@@ -144,7 +149,7 @@ def test_a_slice_that_holds_most_entries_is_told_of() -> None:
         for number, copy in node.copies.items():
             copy.entries = 5_000 if number == 3 else 100
     world.go(PATIENCE)
-    assert world.leader.loads.hot(INDEX) == [Hot(3, "entries", 5_000, 100)]
+    assert world.told_hot() == [Hot(3, "entries", 5_000, 100)]
 
 
 @pytest.mark.parametrize("trouble", ["silent", "catching up", "restarted", "older"])
@@ -166,6 +171,18 @@ def test_what_cannot_be_judged_changes_nothing(trouble: str) -> None:
         world.writes = [5_000, 10, 10, 10]
         world.go(LOAD.look_ms)
     assert world.hot == []
+
+
+def test_an_index_that_was_built_with_other_slices_since_the_last_look_is_not_judged() -> None:
+    world = four()
+    world.writes[2] = 500
+    world.go(PATIENCE)
+    index = world.leader.dictionary.catalog.index(INDEX)
+    assert index is not None
+    for placement in ([["n1"]] * 2, [["n1"]] * 8, []):
+        other = replace(index, placement=placement)
+        assert [one.writes for one in world.leader.loads.of(other)] == [None] * len(placement)
+        assert world.leader.loads.hot(other) == []
 
 
 def test_an_index_that_goes_is_forgotten() -> None:
