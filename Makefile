@@ -78,7 +78,7 @@ bench: jars
 
 soak: jars
 	$(BIN)/python -m tests.soak
-	KEYTIDE_MATRIX=all $(PYTEST) -m fault tests/integration
+	KEYTIDE_MATRIX=all $(PYTEST) -m fault tests/integration tests/hosts
 	KEYTIDE_MATRIX=all $(PYTEST) tests/integration/test_acceptance_7.py
 	$(BIN)/python -m tests.chaos --minutes $${KEYTIDE_MINUTES:-60} --seed $${KEYTIDE_SEED:-1} $(ARGS)
 

@@ -26,13 +26,14 @@ from coordinator.http.move_routes import add_moves
 from coordinator.http.problems import add_error_handlers
 from coordinator.leader import Leader
 from coordinator.process.service import CoordinatorService
+from coordinator.statements.altering import named
 from coordinator.statements.commands import CommandResult
 from coordinator.statements.field_notices import notice
 from coordinator.statements.origin_body import OriginBody
 from coordinator.statements.origin_reach import reach_of
 from coordinator.views import health, views
 from keytide.definition.errors import QueryElsewhereError
-from keytide.definition.statement import CreateIndex, parse_statement
+from keytide.definition.statement import AlterIndex, CreateIndex, parse_statement
 from keytide.http.nodes import NodeClient
 from keytide.model.health import Verdict, single
 from keytide.process.clock import now_ms
@@ -138,6 +139,11 @@ def _add_statements(app: FastAPI, access: LeaderAccess) -> None:
                 node["url"] for node in nodes if node["live"] and node["url"] and "scan" in node["roles"]
             ]
             raise
+        if isinstance(statement, AlterIndex) and statement.slices is not None:
+            keyspace = await access.look(lambda leader, _: named(leader.dictionary, statement.name).keyspace)
+            of_index = await access.of_kafka(access.service.sample, keyspace)
+            outcome = await access.change(lambda commands, now: commands.execute(statement, of_index, now))
+            return {**_described(outcome), "notice": None}
         if not isinstance(statement, CreateIndex):
             outcome = await access.change(lambda commands, now: commands.execute(statement, None, now))
             return {**_described(outcome), "notice": None}

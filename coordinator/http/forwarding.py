@@ -57,7 +57,8 @@ class PassOn:
             return
         headers, answer = dict(scope["headers"]), None
         if PASSED_ON not in headers and (url := self._service.standby.leader_url):
-            answer = await self._asked(url, scope, headers, await _body(receive))
+            body = b"" if scope["method"] in ("GET", "HEAD") else await _body(receive)
+            answer = await self._asked(url, scope, headers, body)
         if answer is None and scope["path"] == HEALTH:
             await self._app(scope, receive, send)
             return

@@ -14,7 +14,8 @@ the snapshot number decides which is read: the old one is fed and served on. It 
 
 A new layout whose build was cancelled vanishes; one that has failed stays, to be looked at, until its index
 is replaced or dropped. When the source is rolled back to before the end of the build of a layout that has
-taken over, the old one, if it still serves, has its name again until the new one is built once more.
+taken over, the old one, if it still serves, has its name again until the new one is built once more. Whatever
+becomes of the layout that another one was to replace, it replaces the one that bears the name then.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from coordinator.builds.builds import Builds
+from coordinator.builds.retirement import give_up
 from coordinator.copies.reports import CopyReports
 from coordinator.core.events import DictionaryWritten, Event, Tick
 from coordinator.core.instructions import Instruction, Note
 from coordinator.layouts.dropping import drop
+from coordinator.layouts.sources import lost_since
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.records import IndexRecord
@@ -51,6 +54,8 @@ class Layouts:
         self._limits = limits
         self._checked_at = 0
         self._ages: dict[str, int] = {}
+        self._pending = True
+        """A layout is to take over a name."""
 
     def handle(self, event: Event) -> list[Instruction]:
         """One event; what follows."""
@@ -60,6 +65,8 @@ class Layouts:
                 return []
             case Tick(now) if now - self._checked_at >= self._limits.copy_check_ms:
                 return self._look(now)
+            case Tick(now) if self._pending:
+                return self._look(now)  # (who waits for its build reads it soon)
             case _:
                 return []
 
@@ -69,24 +76,33 @@ class Layouts:
         self._checked_at = now
         self.waiting = {}
         out: list[Instruction] = []
-        found = [one for one in self._dictionary.catalog.indexes() if one.state != "DROPPING"]
-        self._ages = {one.id: self._ages.get(one.id, 0) + passed for one in found if one.replaced_by}
-        for index in found:
-            if index.keyspace in self._builds.registry.halted:
+        catalog = self._dictionary.catalog
+        found = [one.id for one in catalog.indexes() if one.state != "DROPPING"]
+        replaced = {id_ for id_ in found if (one := catalog.index(id_)) is not None and one.replaced_by}
+        self._ages = {id_: self._ages.get(id_, 0) + passed for id_ in replaced}
+        for id_ in found:
+            index = catalog.index(id_)  # (a step before may have changed it)
+            if index is None or index.state == "DROPPING" or index.keyspace in self._builds.registry.halted:
                 continue
             if index.replaced_by:
                 out += self._old(index, now)
             elif index.replaces:
                 out += self._new(index, now)
+        self._pending = any(catalog.pending_layouts(one.name) for one in catalog.indexes() if one.replaces)
         return out
 
     # --- the new layout -------------------------------------------------------------------------------------
 
     def _new(self, index: IndexRecord, now: int) -> list[Instruction]:
         """The next step of a layout that may have to take over a name yet."""
-        old = self._dictionary.catalog.index(index.replaces)
-        if old is None or old.replaced_by:
-            return []  # it has
+        catalog = self._dictionary.catalog
+        if catalog.bears_name(index):
+            return []
+        old = catalog.index_by_name(index.name)
+        if old is None or old.id != index.replaces:
+            # What it was to replace has lost the name to another one, or is gone: it replaces who has it now.
+            self._dictionary.put(replace(index, replaces=old.id if old is not None else "", took_over=False))
+            return []
         if index.state == "DEFERRED" and self._builds.registry.active(index) is None:
             out, _ = drop(self._builds, index, now)
             text = f"the new layout of index {index.name} is given up: its build was cancelled"
@@ -96,6 +112,10 @@ class Layouts:
                 "its build" if index.state != "READY" else "what was published of the old"
             )
             return []
+        if lost := lost_since(catalog, old, index):
+            return give_up(self._dictionary, index, lost)
+        # (Who reads the first of these only sees the old one still.)
+        self._dictionary.put(replace(index, took_over=True))
         self._dictionary.put(replace(old, replaced_by=index.id, replacement_read=False))
         self._reports.changed(old.id, 0)
         text = (
@@ -111,12 +131,13 @@ class Layouts:
         new = self._dictionary.catalog.index(index.replaced_by)
         if index.state == "READY" and new is not None and new.state != "READY" and new.replaces == index.id:
             self._dictionary.put(replace(index, replaced_by="", replacement_read=False))
+            self._dictionary.put(replace(new, took_over=False))
             text = f"index {index.name} is answered from {index.id} again: {new.id} is {new.state}"
             return [Note("warning", "layout-back", index.name, text)]
-        why = ""
+        age, why = self._ages.get(index.id, 0), ""
         if index.state != "READY":
             why = f"it is {index.state}"
-        elif self._ages[index.id] >= self._limits.leave_after_ms:
+        elif age >= self._limits.leave_after_ms:
             why = f"its {self._limits.leave_after_ms // 1000} s are over (setting coordinator.leave_after_s)"
         elif index.replacement_read and self._unused(index):
             why = "nobody reads from it any more"
@@ -125,7 +146,7 @@ class Layouts:
             self._dictionary.put(index)
             self._reports.changed(index.id, 0)
         if not why:
-            left_s = (self._limits.leave_after_ms - self._ages[index.id]) // 1000
+            left_s = (self._limits.leave_after_ms - age) // 1000
             setting = "(setting coordinator.leave_after_s)"
             self.waiting[index.id] = f"who still reads it, for {left_s} s more at most {setting}"
             return []

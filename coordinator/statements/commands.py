@@ -23,11 +23,11 @@ from coordinator.core.source_status import SourceStatus
 from coordinator.jobs.registry import DRAIN
 from coordinator.jobs.registry import FINAL as JOB_FINAL
 from coordinator.layouts.dropping import drop
-from coordinator.statements.altering import altered, named, rename, set_replicas, set_slices
+from coordinator.statements.altering import altered, rename
 from coordinator.statements.copy_rates import drain_of, set_rate
 from coordinator.statements.keyspaces import take_keyspace
 from coordinator.statements.names import check_name, taken
-from coordinator.statements.replacing import check_no_layout, like_before, new_layout, same, with_slices
+from coordinator.statements.replacing import alter, like_before, replace_index
 from keytide.catalog.copies import Move
 from keytide.catalog.records import BuildRecord, IndexRecord, JobKind
 from keytide.catalog.table_origin import TableOrigin
@@ -100,7 +100,8 @@ class Commands:
         """CREATE, ALTER, DROP or BUILD INDEX.
 
         Args:
-            source: of the keyspace, looked up just now (CREATE INDEX needs it).
+            source: of the keyspace, looked up just now (CREATE INDEX needs it; ALTER INDEX with other slices
+                looks at it).
         """
         match statement:
             case CreateIndex(definition, if_not_exists, said, or_replace):
@@ -108,12 +109,15 @@ class Commands:
                     raise ValueError("CREATE INDEX needs its source")
                 old = self._dictionary.catalog.index_by_name(definition.name) if or_replace else None
                 if old is not None:
-                    return self._replace(old, like_before(definition, said, old.definition), now)
+                    wanted = like_before(definition, said, old.definition)
+                    text, index, build, out = replace_index(self._builds, old, wanted, source, now)
+                    return self._done(now, text, index, build, out=out)
                 if self._default_replicas and "replicas" not in said:
                     definition = altered(definition, replicas=self._default_replicas)
                 return self.create(definition, if_not_exists, source, now)
             case AlterIndex(name, replicas, slices):
-                return self._alter(name, replicas, slices, now)
+                text, index, build, out = alter(self._builds, name, replicas, slices, source, now)
+                return self._done(now, text, index, build, out=out)
             case RenameIndex(name, new_name):
                 text, index, notes = rename(self._dictionary, name, new_name)
                 return self._done(now, text, index, out=notes)
@@ -156,33 +160,6 @@ class Commands:
         build = self._builds.request([index], 0, now)
         text = f"index {index.name} is defined; build {build.id} begins"
         return self._done(now, text, self._dictionary.catalog.index(index.id), build, out=[note])
-
-    def _replace(self, old: IndexRecord, definition: IndexDefinition, now: int) -> CommandResult:
-        """CREATE OR REPLACE INDEX of one that there is. Raises as `new_layout`."""
-        name, wanted = old.name, definition.replicas
-        if old.state == "READY" and same(
-            replace(definition, replicas=old.definition.replicas), old.definition
-        ):
-            check_no_layout(self._builds, old)
-            if wanted != old.definition.replicas:
-                return self._alter(name, wanted, None, now)
-            return self._done(now, f"index {name} has this definition already, nothing is done", old)
-        text, index, build, out = new_layout(self._builds, old, definition, now)
-        return self._done(now, text, index, build, out=out)
-
-    def _alter(self, name: str, replicas: int | None, slices: int | None, now: int) -> CommandResult:
-        """ALTER INDEX name SET. Raises as `set_replicas`, `set_slices`, `with_slices`."""
-        old = named(self._dictionary, name)
-        check_no_layout(self._builds, old)
-        if slices is None or slices == old.slices:
-            wanted = old.definition.replicas if replicas is None else replicas
-            text, index, out = set_replicas(self._builds, old, wanted)
-            return self._done(now, text, index, out=out)
-        if old.state not in ("READY", "FAILED"):
-            text, index, out = set_slices(self._builds, old, slices, replicas)
-            return self._done(now, text, index, out=out)
-        text, index, build, out = with_slices(self._builds, old, slices, replicas, now)
-        return self._done(now, text, index, build, out=out)
 
     def drop(self, name: str, now: int, if_exists: bool = False) -> CommandResult:
         """DROP INDEX: out of service at once; its topics go when the projectors have let go of it.

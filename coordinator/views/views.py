@@ -260,7 +260,12 @@ def topology(leader: Leader, now: int) -> Document:
     return {
         "nodes": nodes(leader, now),
         "indexes": [
-            {"name": names[record.id], "state": record.state, "slices": slices(leader, record, now)}
+            {
+                "id": record.id,
+                "name": names[record.id],
+                "state": record.state,
+                "slices": slices(leader, record, now),
+            }
             for record in leader.dictionary.catalog.indexes()
         ],
     }

@@ -126,19 +126,14 @@ class Catalog:
         """Whether an index is the one that its name stands for."""
         if index.state == "DROPPING" or index.replaced_by:
             return False
-        old = self.index(index.replaces) if index.replaces else None
-        return old is None or old.replaced_by == index.id
+        if not index.replaces:
+            return True
+        old = self.index(index.replaces)
+        return index.took_over if old is None else old.replaced_by == index.id
 
-    def replacement(self, index: IndexRecord) -> IndexRecord | None:
-        """The one that is to take over the name of an index, built or failed."""
-        return next(
-            (
-                r
-                for r in self._all(IndexRecord)
-                if r.replaces == index.id and not index.replaced_by and r.state != "DROPPING"
-            ),
-            None,
-        )
+    def pending_layouts(self, name: str) -> list[IndexRecord]:
+        """Those that are to take over a name, built or failed."""
+        return [r for r in self.layouts(name) if not r.replaced_by and not self.bears_name(r)]
 
     def layouts(self, name: str) -> list[IndexRecord]:
         """All that have a name and are not being dropped: the index that bears it, those that it has

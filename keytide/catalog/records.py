@@ -94,6 +94,7 @@ class IndexRecord(msgspec.Struct, frozen=True):
             (`CopyRecord`); a copy that a build has filled has none.
         leaving: slice -> node -> its copy that counts no longer, and goes when nobody reads from it any more.
         replaces: id of the index whose name it takes over when it is READY (R45); it stays when that is gone.
+        took_over: it has: it bears the name also when that one is gone.
         replaced_by: id of the index that has taken over its name: it answers tokens that name it, and goes
             when nobody reads from it any more. By this member alone the one name passes to the other.
         replacement_read: every node was heard to have read that it was replaced.
@@ -115,6 +116,7 @@ class IndexRecord(msgspec.Struct, frozen=True):
     copies: dict[int, dict[str, str]] = {}
     leaving: dict[int, dict[str, LeavingCopy]] = {}
     replaces: str = ""
+    took_over: bool = False
     replaced_by: str = ""
     replacement_read: bool = False
 

@@ -107,22 +107,27 @@ def _until(
 
 
 def _copies(admin: Admin) -> Iterator[tuple[str, Document]]:
-    """(index, copy) of all that count."""
+    """(index, copy) of all that count; of each copy `serves`: scans are sent to it, and snapshots wait for it
+    (R37)."""
+    late = {
+        (one["index"], one["slice"], one["node"])
+        for keyspace in admin.call("GET", "/v1/stability")["keyspaces"].values()
+        for one in keyspace["lagging"]
+    }
     for index in admin.call("GET", "/v1/topology")["indexes"]:
         for one in index["slices"]:
             if index["state"] == "READY" and one["counted"]:
-                yield index["name"], one
-
-
-def _serves(copy: Document) -> bool:
-    return bool(copy["live"] and copy["state"] == "LIVE" and copy["snapshot"] is not None)
+                serves = one["live"] and one["state"] == "LIVE" and one["snapshot"] is not None
+                lags = (index["id"], one["slice"], one["node"]) in late
+                yield index["name"], {**one, "serves": serves and not lags}
 
 
 def _alone(admin: Admin, node: str) -> str:
     """Which slices no other copy serves of those that a node has, in words; "" for none."""
+    _check_scans(admin, node)
     copies: dict[tuple[str, int], dict[str, bool]] = {}
     for index, copy in _copies(admin):
-        copies.setdefault((index, int(copy["slice"])), {})[str(copy["node"])] = _serves(copy)
+        copies.setdefault((index, int(copy["slice"])), {})[str(copy["node"])] = copy["serves"]
     mine = {place: nodes for place, nodes in copies.items() if node in nodes}
     single = sorted({index for (index, _), nodes in mine.items() if len(nodes) == 1})
     if single:
@@ -137,6 +142,21 @@ def _alone(admin: Admin, node: str) -> str:
         (place for place, nodes in mine.items() if not any(s for one, s in nodes.items() if one != node)),
         "no other copy serves {}",
     )
+
+
+def _check_scans(admin: Admin, node: str) -> None:
+    """See that somebody else answers scans while a node restarts.
+
+    Raises:
+        CallerError: nobody does.
+    """
+    scan = {one["id"] for one in admin.call("GET", rest("nodes")) if one["live"] and "scan" in one["roles"]}
+    if node in scan and len(scan) == 1:
+        raise CallerError(
+            f"node {node} is the only one that answers scans: all would be refused while it restarts",
+            problem_type="only-copy",
+            next_step="start another node with the role for scans; or restart it all the same with --force",
+        )
 
 
 def _told(places: Iterable[tuple[str, int]], words: str) -> str:
@@ -157,7 +177,7 @@ def _not_back(admin: Admin, name: str, before: Document) -> str:
     if not now["live"] or now["started_at"] == before["started_at"]:
         return "it has not come back"
     mine = [(index, one) for index, one in _copies(admin) if one["node"] == name]
-    late = ((index, int(one["slice"])) for index, one in mine if not _serves(one))
+    late = ((index, int(one["slice"])) for index, one in mine if not one["serves"])
     return _told(late, "it does not serve {} yet")
 
 

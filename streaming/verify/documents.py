@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from keytide.catalog.records import IndexRecord
+from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
 from keytide.wire import digests
 from keytide.wire.columns import hashes_of
@@ -226,20 +227,27 @@ class DocumentComparison:
             )
 
     def judge_copies(self, apart: Iterable[tuple[Place, str, list[int]]]) -> None:
-        """Name the documents of which copies of a slice hold something else, bucket by bucket until the limit
-        is reached.
+        """Name the documents of which copies of a slice hold something else, group by group of buckets until
+        the limit is reached.
 
         Args:
             apart: as `SliceClient.apart` has them.
         """
         pin = self.outcome.pin
+        entries = max(1, sum(pin.entries.values()))
+        size = max(1, GROUP_DOCUMENTS * (1 << self.work.bits) // entries)
         for place, node, buckets in apart:
             outcome, asked = self.outcome.indexes[place[0]], pin.nodes[place]
-            for done, bucket in enumerate(buckets):
-                if self._full:
+            for done in range(0, len(buckets), size):
+                group = buckets[done : done + size]
+                one = None if self._full else self._copy(pin.on(place, asked), place, group)
+                try:
+                    other = None if one is None else self._copy(pin.on(place, node), place, group)
+                except RetryableError:  # (it has restarted, say: its sums have told that it differs)
+                    other = None
+                if one is None or other is None:
                     outcome.not_examined += len(buckets) - done
                     break
-                one, other = (self._copy(pin.on(place, name), place, bucket) for name in (asked, node))
                 for docid in sorted(one.keys() | other.keys()):
                     mine, theirs = one.get(docid), other.get(docid)
                     if _content(mine) == _content(theirs):
@@ -257,10 +265,10 @@ class DocumentComparison:
                         )
                     )
 
-    def _copy(self, pin: Pin, place: Place, bucket: int) -> dict[bytes, IndexedDocument]:
-        """What one copy holds of the documents of a bucket."""
+    def _copy(self, pin: Pin, place: Place, buckets: Sequence[int]) -> dict[bytes, IndexedDocument]:
+        """What one copy holds of the documents of some buckets."""
         slices = self.context.slices
-        ((_, entries, back),) = slices.rows(pin, [place], self.work.bits, [bucket], [])
+        ((_, entries, back),) = slices.rows(pin, [place], self.work.bits, buckets, [])
         return dict(indexed_documents_of(place[1], entries, back))
 
     def _add(self, difference: Difference) -> None:

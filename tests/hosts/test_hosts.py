@@ -3,6 +3,7 @@ after the other loses its link, both ways or one way, or has a slow one."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import cast
 
@@ -22,6 +23,11 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(bool(available()), reason=available()),
 ]
+
+STRUCK = [("cut", 0), ("deaf", 2)]
+"""What befalls which host."""
+if os.environ.get("KEYTIDE_MATRIX") == "all":
+    STRUCK += [("mute", 1), ("slow", 0)]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +57,7 @@ def _number(world: HostWorld, node: int) -> int:
         return int(client.page(INDEX, limit=1).snapshot or -1)
 
 
-@pytest.mark.parametrize(("what", "host"), [("cut", 0), ("mute", 1), ("deaf", 2), ("slow", 0)])
+@pytest.mark.parametrize(("what", "host"), STRUCK)
 def test_no_scan_is_refused_while_a_host_is_cut_off(
     hosts: tuple[HostWorld, Network], what: str, host: int
 ) -> None:

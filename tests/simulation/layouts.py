@@ -26,14 +26,14 @@ def relayout(world: World) -> None:
     if not ready:
         return
     index = world.chance.pick(ready)
-    new = catalog.replacement(index)
+    new = next(iter(catalog.pending_layouts(index.name)), None)
     try:
         if cancels:
             if new is not None and builds.registry.active(new) is not None:
                 leader.ask(leader.leader.commands.cancel(new.build or "", now))
                 world.seen["layouts cancelled"] += 1
             return
-        _, made, _, out = new_layout(builds, index, index.definition, now)
+        _, made, _, out = new_layout(builds, index, index.definition, None, now)
     except (CallerError, RetryableError):
         world.seen["refused"] += 1
         return
@@ -52,6 +52,9 @@ def left(world: World) -> str:
     """Which layout has neither taken over its name nor gone, "" for none."""
     catalog = world.truth.catalog
     for index in catalog.indexes():
+        bearers = [one.id for one in catalog.layouts(index.name) if catalog.bears_name(one)]
+        if len(bearers) > 1:
+            return f"{' and '.join(bearers)} bear one name"
         if index.replaced_by and index.state != "DROPPING":
             return f"{index.id} was replaced by {index.replaced_by}, and is still there"
         if index.state in ("READY", "DEFERRED") and index.replaces and not catalog.bears_name(index):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 from prometheus_client import generate_latest
@@ -14,8 +16,10 @@ from coordinator.http.metrics import collected
 from coordinator.views import views
 from coordinator.views.index_health import index_reasons
 from keytide.catalog.records import IndexRecord
+from keytide.catalog.table_origin import TableOrigin
 from keytide.cli import rendering as looks
 from keytide.errors import CallerError
+from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import NodeHeartbeat
 from tests.unit.copy_world import NODES, CopyWorld
 from tests.unit.leader_world import facts
@@ -204,6 +208,111 @@ def test_a_layout_that_failed_is_shown_and_given_way_to_the_next() -> None:
     assert bearer(world) == OLD
 
 
+def test_one_that_failed_is_given_up_by_asking_for_what_there_is() -> None:
+    world = LayoutWorld()
+    world.sql("CREATE OR REPLACE INDEX by_city ON people (age)")
+    new = world.new()
+    build = world.leader.builds.registry.get(new.build or "")
+    world.take(world.leader.builds.registry.fail(build, "no room", world.now))
+    world.sql("CREATE OR REPLACE INDEX by_city ON people (city)")
+    assert world.leader.dictionary.catalog.pending_layouts("by_city") == []
+    assert bearer(world) == OLD
+
+
+def test_a_statement_that_is_given_again_while_it_is_carried_out_is_no_error() -> None:
+    world = LayoutWorld()
+    world.sql("CREATE OR REPLACE INDEX by_city ON people (age)")
+    new = world.new()
+    world.sql("CREATE OR REPLACE INDEX by_city ON people (age)")
+    assert world.leader.dictionary.catalog.pending_layouts("by_city") == [new]
+
+
+def test_the_table_that_an_index_began_with_is_that_of_its_new_layout() -> None:
+    world = LayoutWorld()
+    origin = TableOrigin("parquet", path="/tables/people", offsets={0: 100, 1: 50}, topic_id="t1")
+    build = world.leader.builds.registry.get("b8")
+    world.leader.builds.registry.put(replace(build, origin=origin))
+    world.sql("ALTER INDEX by_city SET (slices=3)")
+    assert world.leader.builds.registry.get(world.new().build or "").origin == origin
+
+
+def test_what_the_source_has_forgotten_is_not_lost_in_silence() -> None:
+    """Of a topic that deletes old records the index still has entries."""
+    world = LayoutWorld()
+    build = world.leader.builds.registry.get("b8")
+    world.leader.builds.registry.put(replace(build, earliest=Timestamp.of({0: 10, 1: 0}, "t1")))
+    world.sql("ALTER INDEX by_city SET (slices=3)", facts((130, 60), earliest=(10, 0)))
+    world.take(world.leader.commands.cancel(world.new().build or "", world.now).instructions)
+    world.live(1_000)
+    with pytest.raises(ConflictError, match="the first records of partitions 0 are gone") as caught:
+        world.sql("ALTER INDEX by_city SET (slices=3)", facts((130, 60), earliest=(11, 0)))
+    assert "DROP INDEX by_city" in caught.value.next_step
+
+
+def test_nor_what_it_forgets_while_the_new_layout_is_built() -> None:
+    world = LayoutWorld()
+    build = world.leader.builds.registry.get("b8")
+    world.leader.builds.registry.put(replace(build, earliest=Timestamp.of({0: 0, 1: 0}, "t1")))
+    world.sql("ALTER INDEX by_city SET (slices=3)")
+    new = world.new()
+    again = world.leader.builds.registry.get(new.build or "")
+    world.leader.builds.registry.put(replace(again, earliest=Timestamp.of({0: 0, 1: 7}, "t1")))
+    world.leader.dictionary.put(replace(new, state="READY"))
+    stream = world.leader.stability.streams["people"]
+    world.tick()
+    stream.published[new.id] = stream.published[OLD]
+    world.live(1_000)
+    assert bearer(world) == OLD
+    failed = world.layout(new.id)
+    assert failed is not None
+    assert (failed.state, "partitions 1" in failed.reason) == ("FAILED", True)
+
+
+def planted(world: LayoutWorld, id_: str, **members: Any) -> IndexRecord:
+    """One more layout of the index, in some state."""
+    old = world.layout(OLD)
+    assert old is not None
+    index = replace(old, id=id_, replaced_by="", **members)
+    world.leader.dictionary.put(index)
+    world.tick()
+    return index
+
+
+def bearers(world: LayoutWorld) -> list[str]:
+    catalog = world.leader.dictionary.catalog
+    return [one.id for one in catalog.layouts("by_city") if catalog.bears_name(one)]
+
+
+@pytest.mark.parametrize("fate", ["FAILED", "gone"])
+def test_whatever_becomes_of_the_one_between_one_bears_the_name(fate: str) -> None:
+    """A was replaced by B, which C is to replace; B falls back, and A has the name again."""
+    world = LayoutWorld()
+    world.leases[OLD] = 1
+    second = planted(world, "by_city-99", replaces=OLD, took_over=True)
+    old = world.layout(OLD)
+    assert old is not None
+    world.leader.dictionary.put(replace(old, replaced_by=second.id))
+    build = world.leader.builds.registry.get("b8")
+    third = planted(world, "by_city-100", replaces=second.id, state="BUILDING", build=build.id)
+    assert bearers(world) == [second.id]
+    world.leader.dictionary.put(replace(second, state="FAILED"))
+    world.live(1_000)
+    assert bearers(world) == [OLD]
+    if fate == "gone":
+        world.leader.dictionary.delete(f"index/{second.id}")
+        world.live(1_000)
+    assert bearers(world) == [OLD]
+    world.leader.dictionary.put(replace(third, state="READY", replaces=OLD))
+    world.tick()
+    stream = world.leader.stability.streams["people"]
+    stream.published[third.id] = stream.published[OLD]
+    world.live(1_000)
+    assert bearers(world) == [third.id]
+    world.leases[OLD] = 0
+    world.live(2_000)
+    assert bearers(world) == [third.id]
+
+
 def test_what_a_statement_does_not_say_stays() -> None:
     world = LayoutWorld()
     world.sql("CREATE OR REPLACE INDEX by_city ON people (city)")
@@ -341,7 +450,7 @@ def test_whoever_reads_half_of_it_sees_one_of_the_two() -> None:
     catalog = world.leader.dictionary.catalog.copy()
     old = catalog.index(OLD)
     assert old is not None
-    catalog.put(f"index/{new.id}", replace(new, state="READY"))
+    catalog.put(f"index/{new.id}", replace(new, state="READY", took_over=True))
     assert (found := catalog.index_by_name("by_city")) is not None
     assert found.id == OLD
     catalog.put(f"index/{OLD}", replace(old, replaced_by=new.id))

@@ -112,6 +112,21 @@ def test_a_token_of_a_layout_that_is_gone_is_told_so() -> None:
     run(test, world)
 
 
+def test_a_node_that_has_not_read_of_the_new_layout_yet_says_so_and_not_that_the_token_is_wrong() -> None:
+    world = made()
+
+    async def test(services: ByNode) -> None:
+        world.lag("n1")
+        take_over(world)
+        page = await ask(services["n0"], limit=10)
+        waiting = asyncio.ensure_future(ask(services["n1"], page=page["page"], timeout_ms=20_000))
+        await asyncio.sleep(0)
+        world.catch_up("n1")
+        assert len((await waiting)["rows"]) == 10
+
+    run(test, world)
+
+
 def test_a_query_goes_on_and_a_new_one_takes_the_new_layout() -> None:
     world = made()
 

@@ -20,6 +20,8 @@ class Cluster:
         copies: (slice, node) -> state.
         back_after: looks until a node that was stopped is there again, and as many until it serves.
         stopped: nodes, in order.
+        no_scans: nodes that answer no scans.
+        lagging: copies that snapshots do not wait for.
     """
 
     def __init__(self, *copies: tuple[int, str]) -> None:
@@ -29,6 +31,8 @@ class Cluster:
         self.stopped: list[str] = []
         self.now = 0.0
         self.away = 0
+        self.no_scans: set[str] = set()
+        self.lagging: list[Document] = []
         self._left: dict[str, int] = {}
 
     def call(self, method: str, path: str) -> Any:
@@ -36,6 +40,8 @@ class Cluster:
         if self.away:
             self.away -= 1
             raise RetryableError("the coordinator does not answer")
+        if path == "/v1/stability":
+            return {"keyspaces": {"people": {"lagging": self.lagging}}}
         if path == "/v1/nodes":
             for node in [node for node, left in self._left.items() if left]:
                 self._left[node] -= 1
@@ -46,6 +52,7 @@ class Cluster:
                     "id": node,
                     "url": f"http://{node}.example:8080",
                     "started_at": started,
+                    "roles": ["index", "scan"] if node not in self.no_scans else ["index"],
                     "live": self._left.get(node, 0) <= self.back_after,
                 }
                 for node, started in sorted(self.started.items())
@@ -62,7 +69,7 @@ class Cluster:
             }
             for (number, node), state in self.copies.items()
         ]
-        return {"indexes": [{"name": "by_city", "state": "READY", "slices": slices}]}
+        return {"indexes": [{"id": "by_city-7", "name": "by_city", "state": "READY", "slices": slices}]}
 
     def stop(self, node: Document) -> None:
         mine = {number for number, name in self.copies if name == node["id"]}
@@ -138,6 +145,23 @@ def test_another_copy_that_does_not_serve_is_waited_for() -> None:
         cluster.restart("n2", limit_s=5)
     assert "--force" in caught.value.next_step
     assert (cluster.stopped, cluster.now > 5) == ([], True)
+
+
+def test_a_copy_that_lags_is_waited_for() -> None:
+    cluster = two_copies()
+    cluster.lagging = [{"index": "by_city-7", "slice": 1, "node": "n3"}]
+    with pytest.raises(RetryableError, match="no other copy serves slice 1 of by_city"):
+        cluster.restart("n2", limit_s=5)
+    assert cluster.stopped == []
+
+
+def test_the_only_node_that_answers_scans_stays() -> None:
+    cluster = two_copies()
+    cluster.no_scans = {"n1", "n3"}
+    with pytest.raises(CallerError, match="the only one that answers scans"):
+        cluster.restart("n2")
+    cluster.restart("n1")
+    assert cluster.stopped == ["n1"]
 
 
 def test_a_node_that_does_not_come_back_is_told() -> None:

@@ -31,7 +31,6 @@ class Scannable:
         partitions, history: of its keyspace.
         rebuilds: slice -> the build that is to fill it anew, alone, while the others serve.
         out: those of them that the build has begun to fill: they serve nothing until it is READY.
-        replaces: id of the layout whose place it has taken.
     """
 
     id: str
@@ -43,7 +42,6 @@ class Scannable:
     history: History
     rebuilds: dict[int, BuildRecord] = field(default_factory=dict)
     out: frozenset[int] = frozenset()
-    replaces: str = ""
 
     @property
     def incarnation(self) -> int:
@@ -51,13 +49,7 @@ class Scannable:
         return self.history.incarnation
 
     def check_index(self, of_index: str) -> None:
-        """Raise unless a token is of this index: `PageSnapshotGoneError` if it is of the layout that this
-        one has replaced (R45), else `InvalidTokenError`."""
-        if of_index and of_index == self.replaces:
-            raise PageSnapshotGoneError(
-                f"index {self.name} was replaced, and what the token names is gone with its old layout",
-                next_step="start the scan again, without the token",
-            )
+        """Raise `InvalidTokenError` unless a token is of this index."""
         if of_index != self.id:
             raise InvalidTokenError(
                 f"the token belongs to another index than {self.name}",
@@ -165,6 +157,8 @@ class IndexDirectory:
             return replaced
         scannable = self._ready.get(name)
         if scannable is not None:
+            if layout and layout != scannable.id:
+                self._check_layout(scannable, layout)
             return scannable
         record = self._by_name.get(name)
         if record is None:
@@ -190,6 +184,27 @@ class IndexDirectory:
             build=record.build,
             state=record.state,
         )
+
+    def _check_layout(self, index: Scannable, layout: str) -> None:
+        """See what became of the layout that a token names, which is not the one that its name stands for.
+
+        Raises:
+            IndexNotReadyError: this node has not read yet that it is READY.
+            PageSnapshotGoneError: it is gone.
+        """
+        record = self._view.catalog().index(layout)
+        unread = record is None and _number(layout) > _number(index.id)
+        if unread or (record is not None and record.state in ("DEFERRED", "BUILDING", "PAUSED")):
+            raise IndexNotReadyError(
+                f"this node has not read yet that {index.name} was replaced",
+                next_step="try again in a moment",
+                state="BUILDING",
+            )
+        if record is None or record.state == "DROPPING":
+            raise PageSnapshotGoneError(
+                f"what the token names is gone: index {index.name} was replaced, or dropped and made again",
+                next_step="start the scan again, without the token",
+            )
 
     def name(self, index: Scannable) -> str:
         """The name that an index has now; its last one when it is gone."""
@@ -309,6 +324,12 @@ class IndexDirectory:
         self._catalog, self._offset = catalog, offset
 
 
+def _number(id_: str) -> int:
+    """Of an index's id: later ones have larger ones (R19)."""
+    number = id_.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
+
+
 def _is_placed(record: IndexRecord) -> bool:
     return len(record.placement) == record.slices and all(record.placement)
 
@@ -348,5 +369,4 @@ def _scannable(
         history,
         rebuilds,
         frozenset(out),
-        record.replaces,
     )
