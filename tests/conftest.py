@@ -23,7 +23,7 @@ CACHES = frozenset({"__pycache__", ".hypothesis", ".pytest_cache", "build"})
 """What a test run may leave at the top of the repository, or what `make` puts there meanwhile."""
 NO_SKIPS = os.environ.get("KEYTIDE_NO_SKIPS") == "1"
 LONGEST_FIRST = (
-    *("crash_matrix", "replicas", "stalls", "build_control", "disk", "acceptance_19", "rebuild", "hosts"),
+    *("crash_matrix", "replicas", "stalls", "build_control", "disk", "acceptance_19", "rebuild"),
     *("acceptance_sources", "several"),
     *("restarts", "acceptance_7", "verify", "origin", "range", "acceptance", "acceptance_8", "history"),
     *(

@@ -72,9 +72,19 @@ def add_lists(app: FastAPI, access: LeaderAccess, nodes: NodeClient) -> None:
             return index, loads.asks(index, slices, nodes_to_ask(leader, index)), _ways(leader, now)
 
         index, asked, ways = await access.look(look)
-        pages = await _ask(access, nodes, asked, ways)
-        written = [one for page in pages for one in page.written]
-        return await access.look(lambda leader, _: loads.load(leader, index, written))
+        answers = await asyncio.gather(
+            *(_ask(access, nodes, [one], ways) for one in asked), return_exceptions=True
+        )
+        written, unasked = [], dict[str, str]()
+        for (node, _), answer in zip(asked, answers, strict=True):
+            if isinstance(answer, RetryableError):  # it stands still, or is of an earlier release
+                unasked[node] = answer.message
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                written += [one for page in answer for one in page.written]
+        document = await access.look(lambda leader, _: loads.load(leader, index, written))
+        return {**document, "unasked": unasked}
 
 
 class _Ways(NamedTuple):

@@ -137,14 +137,15 @@ def _queues(leader: Leader) -> list[Family]:
         "How much of it the slowest copy of the slice has still to read durably, about",
         labels=["index", "slice"],
     )
+    names = leader.dictionary.catalog.shown_names()
     for record in leader.dictionary.catalog.indexes():
         topic = leader.dictionary.topics.mutations(record.id)
         for number, nodes in enumerate(record.placement if record.state == "READY" else ()):
             known = leader.queue_sizes.by_partition.get((topic, number))
             if known is not None:
-                size.add_metric([record.name, str(number)], known.bytes)
+                size.add_metric([names[record.id], str(number)], known.bytes)
                 kept = (leader.copies.held_back.of(record, number, node) for node in nodes)
-                held.add_metric([record.name, str(number)], max(kept, default=0))
+                held.add_metric([names[record.id], str(number)], max(kept, default=0))
     return [size, held]
 
 
@@ -165,14 +166,15 @@ def _loads(leader: Leader) -> list[Family]:
         "Slices that get much more than the others of their index, or hold much more",
         labels=["index"],
     )
+    names = leader.dictionary.catalog.shown_names()
     for record in leader.dictionary.catalog.indexes():
         if record.state != "READY" or record.replaced_by:
             continue
-        hot.add_metric([record.name], len({one.slice for one in leader.loads.hot(record)}))
+        hot.add_metric([names[record.id]], len({one.slice for one in leader.loads.hot(record)}))
         for load in loads.rates(leader, record):
             for family, rate in ((writes, load["writes_per_s"]), (reads, load["reads_per_s"])):
                 if rate is not None:
-                    family.add_metric([record.name, str(load["slice"])], rate)
+                    family.add_metric([names[record.id], str(load["slice"])], rate)
     return [writes, reads, hot]
 
 

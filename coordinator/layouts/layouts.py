@@ -20,6 +20,8 @@ becomes of the layout that another one was to replace, it replaces the one that 
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec.structs import replace
 
 from coordinator.builds.builds import Builds
@@ -32,6 +34,9 @@ from coordinator.layouts.sources import lost_since
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.records import IndexRecord
+
+COMING: Final = frozenset({"DEFERRED", "BUILDING", "PAUSED", "READY"})
+"""States of a layout that may take over a name yet."""
 
 
 class Layouts:
@@ -75,33 +80,72 @@ class Layouts:
         passed = min(max(0, now - self._checked_at), 2 * self._limits.copy_check_ms)
         self._checked_at = now
         self.waiting = {}
-        out: list[Instruction] = []
-        catalog = self._dictionary.catalog
-        found = [one.id for one in catalog.indexes() if one.state != "DROPPING"]
-        replaced = {id_ for id_ in found if (one := catalog.index(id_)) is not None and one.replaced_by}
+        names: dict[str, list[IndexRecord]] = {}
+        for one in self._dictionary.catalog.indexes():
+            if one.state != "DROPPING":
+                names.setdefault(one.name, []).append(one)
+        several = [
+            mine for mine in names.values() if len(mine) > 1 or mine[0].replaces or mine[0].replaced_by
+        ]
+        replaced = [one.id for mine in several for one in mine if one.replaced_by]
         self._ages = {id_: self._ages.get(id_, 0) + passed for id_ in replaced}
-        for id_ in found:
-            index = catalog.index(id_)  # (a step before may have changed it)
-            if index is None or index.state == "DROPPING" or index.keyspace in self._builds.registry.halted:
-                continue
-            if index.replaced_by:
-                out += self._old(index, now)
-            elif index.replaces:
-                out += self._new(index, now)
-        self._pending = any(catalog.pending_layouts(one.name) for one in catalog.indexes() if one.replaces)
+        out: list[Instruction] = []
+        for mine in several:
+            if mine[0].keyspace not in self._builds.registry.halted:
+                out += self._of_name(mine, now)
+        catalog = self._dictionary.catalog
+        self._pending = any(
+            one.replaces and not one.replaced_by and one.state in COMING and not catalog.bears_name(one)
+            for one in catalog.indexes()
+        )
         return out
+
+    def _of_name(self, layouts: list[IndexRecord], now: int) -> list[Instruction]:
+        """The next step of all layouts with one name."""
+        catalog = self._dictionary.catalog
+        bearer = next((one for one in layouts if catalog.bears_name(one)), None)
+        if bearer is None or bearer.state != "READY":
+            serving = [one for one in layouts if one.replaced_by and one.state == "READY"]
+            if serving:
+                return self._give_back(max(serving, key=lambda one: one.number), layouts)
+        if bearer is None:  # nobody has what they were to replace
+            newest = max(layouts, key=lambda one: one.number)
+            self._dictionary.put(replace(newest, replaces="", took_over=False, replaced_by=""))
+            return []
+        out: list[Instruction] = []
+        for one in layouts:
+            index = catalog.index(one.id)  # (a step before may have changed it)
+            if index is None or index.state == "DROPPING" or index.id == bearer.id:
+                continue
+            out += self._old(index, now) if index.replaced_by else self._new(index, bearer, layouts, now)
+        return out
+
+    def _give_back(self, index: IndexRecord, layouts: list[IndexRecord]) -> list[Instruction]:
+        """A layout that still serves has its name again; later ones are to replace it when they are built."""
+        self._dictionary.put(replace(index, replaced_by="", replacement_read=False))
+        for one in layouts:
+            if one.number > index.number:
+                again = replace(
+                    one, replaces=index.id, took_over=False, replaced_by="", replacement_read=False
+                )
+                self._dictionary.put(again)
+        text = f"index {index.name} is answered from {index.id} again: no later layout of it is READY"
+        return [Note("warning", "layout-back", index.name, text)]
 
     # --- the new layout -------------------------------------------------------------------------------------
 
-    def _new(self, index: IndexRecord, now: int) -> list[Instruction]:
-        """The next step of a layout that may have to take over a name yet."""
+    def _new(
+        self, index: IndexRecord, old: IndexRecord, layouts: list[IndexRecord], now: int
+    ) -> list[Instruction]:
+        """The next step of a layout that is to take over a name, which `old` bears."""
         catalog = self._dictionary.catalog
-        if catalog.bears_name(index):
-            return []
-        old = catalog.index_by_name(index.name)
-        if old is None or old.id != index.replaces:
-            # What it was to replace has lost the name to another one, or is gone: it replaces who has it now.
-            self._dictionary.put(replace(index, replaces=old.id if old is not None else "", took_over=False))
+        later = [one for one in layouts if one.number > index.number and one.state != "FAILED"]
+        if any(not one.replaced_by for one in later):
+            out, _ = drop(self._builds, index, now)
+            text = f"layout {index.id} of index {index.name} is given up: {later[-1].id} is newer"
+            return [*out, Note("info", "layout-given-up", index.name, text)]
+        if old.id != index.replaces:
+            self._dictionary.put(replace(index, replaces=old.id))
             return []
         if index.state == "DEFERRED" and self._builds.registry.active(index) is None:
             out, _ = drop(self._builds, index, now)
@@ -128,12 +172,6 @@ class Layouts:
 
     def _old(self, index: IndexRecord, now: int) -> list[Instruction]:
         """The next step of a layout whose name another one has taken over."""
-        new = self._dictionary.catalog.index(index.replaced_by)
-        if index.state == "READY" and new is not None and new.state != "READY" and new.replaces == index.id:
-            self._dictionary.put(replace(index, replaced_by="", replacement_read=False))
-            self._dictionary.put(replace(new, took_over=False))
-            text = f"index {index.name} is answered from {index.id} again: {new.id} is {new.state}"
-            return [Note("warning", "layout-back", index.name, text)]
         age, why = self._ages.get(index.id, 0), ""
         if index.state != "READY":
             why = f"it is {index.state}"

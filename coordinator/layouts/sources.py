@@ -35,7 +35,9 @@ def lost(catalog: Catalog, old: IndexRecord, earliest: Mapping[int, int], topic_
 
 def lost_since(catalog: Catalog, old: IndexRecord, new: IndexRecord) -> str:
     """The same of a layout that was built, by where its build could begin to read."""
-    build = catalog.build(new.build or "")
+    build, before = catalog.build(new.build or ""), catalog.build(old.build or "")
     if build is None:
         return ""
+    if before is not None and before.origin is not None and build.origin != before.origin:
+        return f"index {old.name} began with a table, and its new layout did not: it would lack its rows"
     return lost(catalog, old, build.earliest.offsets(), build.earliest.topic_id)

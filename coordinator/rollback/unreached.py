@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from coordinator.builds.builds import Builds
 from coordinator.builds.retirement import retire
+from coordinator.builds.table_origins import origin_of
 from coordinator.core.instructions import Instruction, Note
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
@@ -28,6 +29,7 @@ def begin_unreached(builds: Builds, rollback: RollbackRecord, now: int) -> list[
         for index in catalog.indexes(rollback.keyspace)
         if index.state == "READY" and _unreached(index, catalog, history, rollback)
     ]
+    origins = {index.id: origin_of(catalog, index) for index in found}
     out: list[Instruction] = []
     for index in found:
         out += builds.leave_rebuilds(index, f"index {index.name} is built again, after a rollback", now)
@@ -38,8 +40,11 @@ def begin_unreached(builds: Builds, rollback: RollbackRecord, now: int) -> list[
         )
         out.append(Note("warning", "index-begins-again", index.name, text))
     again = [record for index in found if (record := catalog.index(index.id)) is not None]
-    if again:
-        builds.request(again, 0, now)
+    if plain := [index for index in again if origins[index.id] is None]:
+        builds.request(plain, 0, now)
+    for index in again:
+        if (origin := origins[index.id]) is not None:  # what only the table has is not in the log
+            builds.request([index], 0, now, origin=origin)
     return out
 
 

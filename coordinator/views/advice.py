@@ -67,7 +67,7 @@ def advice(index: IndexRecord, hot: Hot, written: WrittenSlice | None = None) ->
 
 def most_written(written: WrittenSlice) -> bytes | None:
     """The value that has most of what is written to a slice, if one has."""
-    if not written.heavy or written.heavy[0].least < MOST * written.total:
+    if not written.heavy or written.total <= 0 or written.heavy[0].least < MOST * written.total:
         return None
     return written.heavy[0].value
 

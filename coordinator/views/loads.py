@@ -95,7 +95,7 @@ def load(leader: Leader, index: IndexRecord, written: Sequence[WrittenSlice]) ->
         "values": [
             {"slice": one.slice, **_value(value.value, value.least, value.most, one.total)}
             for one in sorted(written, key=lambda one: one.slice)
-            for value in one.heavy
+            for value in (one.heavy if one.total > 0 else ())
         ],
         "without_values": sorted(one.slice for one in written if not one.known),
     }

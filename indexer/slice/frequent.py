@@ -10,7 +10,10 @@ and each has been cut by the same at most: by no more than the weight of all ite
 from __future__ import annotations
 
 from heapq import nlargest
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+LEAST: Final = 1 / 16
+"""Weight of all items together below which they are forgotten."""
 
 
 class Frequent(NamedTuple):
@@ -50,9 +53,13 @@ class FrequentItems:
 
     def halve(self) -> None:
         """Have what came so far weigh half as much as what comes from now on."""
+        self.total /= 2
+        if self.total < LEAST:  # nothing came for long: what is left says nothing of now
+            self.total = self._cut = 0.0
+            self._counts = {}
+            return
         self._counts = {item: count / 2 for item, count in self._counts.items()}
         self._cut /= 2
-        self.total /= 2
 
     def heaviest(self, most: int) -> list[Frequent]:
         """So many items at most, the heaviest first."""

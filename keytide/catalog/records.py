@@ -75,6 +75,12 @@ class Violated(msgspec.Struct, frozen=True):
     keys: list[UniqueViolation]
 
 
+def index_number(id_: str) -> int:
+    """The number of an index's id; 0 of one that has none."""
+    number = id_.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
+
+
 class IndexRecord(msgspec.Struct, frozen=True):
     """Key `index/<id>`; a null value once it is dropped.
 
@@ -123,6 +129,11 @@ class IndexRecord(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         return self.definition.name
+
+    @property
+    def number(self) -> int:
+        """Of its id: later ones have larger ones (R19)."""
+        return index_number(self.id)
 
     @property
     def keyspace(self) -> str:

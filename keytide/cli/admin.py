@@ -51,10 +51,14 @@ def find_urls(url: str | None, data_dir: Path) -> list[str]:
         url: what the user says: one, or several with commas between them.
 
     Raises:
-        CallerError: the data folder has no cluster that runs.
+        CallerError: the data folder has no cluster that runs, or the user names none.
     """
     if said := url or os.environ.get("KEYTIDE_URL"):
-        return [one.strip() for one in said.split(",") if one.strip()]
+        if urls := [one.strip() for one in said.split(",") if one.strip()]:
+            return urls
+        raise CallerError(
+            "--url (or KEYTIDE_URL) names no coordinator", next_step="give one as in http://127.0.0.1:8091"
+        )
     state = running_state(data_dir, DEFAULT_DATA_DIR) or {}
     return [str(one) for one in state.get("coordinators") or [state.get("coordinator", DEFAULT_URL)]]
 

@@ -48,3 +48,12 @@ def test_what_came_before_weighs_half(
     assert sketch.total == sum(exact.values())
     for one in sketch.heaviest(100):
         assert one.least <= exact[one.item] <= one.most + 1e-9
+
+
+def test_what_came_long_ago_is_forgotten() -> None:
+    sketch = FrequentItems(4)
+    for _ in range(100_000):
+        sketch.add(b"a")
+    for _ in range(30):
+        sketch.halve()
+    assert (sketch.total, sketch.heaviest(5)) == (0.0, [])

@@ -313,6 +313,55 @@ def test_whatever_becomes_of_the_one_between_one_bears_the_name(fate: str) -> No
     assert bearers(world) == [third.id]
 
 
+def test_a_layout_between_two_others_goes_and_nothing_comes_back() -> None:
+    """Somebody still reads the first one when the second, which was replaced, too, is gone."""
+    world = LayoutWorld()
+    world.leases[OLD] = 1
+    world.sql("ALTER INDEX by_city SET (slices=3)")
+    second = world.built()
+    world.live(1_000)
+    assert bearers(world) == [second.id]
+    third = planted(world, "by_city-90", replaces=second.id, state="READY", took_over=True)
+    second = world.layout(second.id) or second
+    world.leader.dictionary.put(replace(second, replaced_by=third.id))
+    world.live(3_000)
+    assert (gone := world.layout(second.id)) is None or gone.state == "DROPPING"
+    assert bearers(world) == [third.id]
+    world.leader.dictionary.delete(f"index/{second.id}")
+    world.live(3_000)
+    assert bearers(world) == [third.id]
+    assert (first := world.layout(OLD)) is not None
+    assert first.replaced_by, "it is read still"
+
+
+def test_what_is_older_than_the_layout_that_has_the_name_does_not_take_it() -> None:
+    world = LayoutWorld()
+    newest = planted(world, "by_city-99", replaces=OLD, took_over=True)
+    old = world.layout(OLD)
+    assert old is not None
+    world.leader.dictionary.put(replace(old, replaced_by=newest.id))
+    older = planted(world, "by_city-98", replaces=OLD, state="READY")
+    world.live(1_000)
+    assert (given_up := world.layout(older.id)) is None or given_up.state == "DROPPING"
+    assert bearers(world) == [newest.id]
+
+
+def test_where_a_failed_index_is_made_anew_while_an_older_layout_serves_that_answers() -> None:
+    world = LayoutWorld()
+    world.leases[OLD] = 1
+    second = planted(world, "by_city-99", replaces=OLD, took_over=True, state="FAILED", build=None)
+    old = world.layout(OLD)
+    assert old is not None
+    world.leader.dictionary.put(replace(old, replaced_by=second.id))
+    world.sql("CREATE OR REPLACE INDEX by_city ON people (age)")
+    world.live(1_000)
+    assert bearers(world) == [OLD]
+    (pending,) = (
+        one for one in world.leader.dictionary.catalog.pending_layouts("by_city") if one.state != "FAILED"
+    )
+    assert pending.replaces == OLD
+
+
 def test_what_a_statement_does_not_say_stays() -> None:
     world = LayoutWorld()
     world.sql("CREATE OR REPLACE INDEX by_city ON people (city)")

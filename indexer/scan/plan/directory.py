@@ -15,7 +15,7 @@ from indexer.scan.request.request import Moment
 from indexer.view import NodeView
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
-from keytide.catalog.records import BuildRecord, IndexRecord, KeyspaceRecord
+from keytide.catalog.records import BuildRecord, IndexRecord, KeyspaceRecord, index_number
 from keytide.errors import HistoryChangedError
 from keytide.model.hints import did_you_mean
 from keytide.model.timestamp import Timestamp
@@ -193,7 +193,7 @@ class IndexDirectory:
             PageSnapshotGoneError: it is gone.
         """
         record = self._view.catalog().index(layout)
-        unread = record is None and _number(layout) > _number(index.id)
+        unread = record is None and index_number(layout) > index_number(index.id)
         if unread or (record is not None and record.state in ("DEFERRED", "BUILDING", "PAUSED")):
             raise IndexNotReadyError(
                 f"this node has not read yet that {index.name} was replaced",
@@ -322,12 +322,6 @@ class IndexDirectory:
         self._near = frozenset(node for node, zone in zones.items() if zone == mine)
         self._secret = bytes.fromhex(catalog.secret)
         self._catalog, self._offset = catalog, offset
-
-
-def _number(id_: str) -> int:
-    """Of an index's id: later ones have larger ones (R19)."""
-    number = id_.rpartition("-")[2]
-    return int(number) if number.isdecimal() else 0
 
 
 def _is_placed(record: IndexRecord) -> bool:
