@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from coordinator.copies.reports import CopyReports
 from coordinator.layouts.layouts import Layouts
 from indexer.scan.plan.directory import IndexDirectory, Scannable
+from keytide.catalog.records import IndexRecord
 from tests.simulation.mutants import mutant
 from tests.simulation.mutants_unit import unit_mutant
 from tests.simulation.planting import Patches
@@ -47,7 +50,7 @@ def take_over_early(patches: Patches) -> None:
     test_layouts.test_a_build_that_is_cancelled_takes_its_layout_with_it,
 )
 def keep_cancelled_layouts(patches: Patches) -> None:
-    def new(self: Layouts, index: object, now: int) -> object:
-        return [] if getattr(index, "state", "") == "DEFERRED" else _new(self, index, now)
+    def new(self: Layouts, index: IndexRecord, *others: Any) -> Any:
+        return [] if index.state == "DEFERRED" else _new(self, index, *others)
 
     _new = patches.put(Layouts, "_new", new)
