@@ -198,7 +198,7 @@ def test_a_node_is_drained_and_gets_its_part_again(world: World) -> None:
                 assert page.snapshot == snapshot
                 rows += len(page.rows)
             assert rows > 0
-        wait_for(lambda: _job(world, job["id"])["state"] == "DONE", "nothing is left on it", 180)
+        wait_for(lambda: _job(world, job["id"])["state"] == "DONE", "nothing is left on it", 240)
         readers.go_on()
         assert _shown(world, node)["drain"] == "drained"
         assert [nodes for nodes in _copies(world) if node in nodes] == []
@@ -214,7 +214,7 @@ def test_a_node_is_drained_and_gets_its_part_again(world: World) -> None:
         job = world.admin.call("POST", "/v1/rebalance")
         with stopped([psutil.Process(world.cluster.services[node].pid)]):
             readers.go_on()
-        wait_for(lambda: _job(world, job["id"])["state"] == "DONE", "it has its part", 180)
+        wait_for(lambda: _job(world, job["id"])["state"] == "DONE", "it has its part", 240)
         readers.go_on()
     found = _copies(world)
     assert [len(nodes) for nodes in found] == [2] * SLICES
