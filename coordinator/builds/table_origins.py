@@ -29,6 +29,7 @@ from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import IndexRecord, RollbackRecord
 from keytide.catalog.table_origin import TableOrigin
 from keytide.model.timestamp import Timestamp
+from keytide.model.words import few
 
 _MORE = 3
 """So many partitions are named in a message."""
@@ -56,9 +57,11 @@ def _wrong_partitions(origin: TableOrigin, source: SourceStatus) -> str:
     unknown = sorted(origin.offsets.keys() - source.high.keys())
     if missing:
         of = source.keyspace
-        return f"the table needs an offset for every partition of {of}: {_few(missing)} have none"
+        return f"the table needs an offset for every partition of {of}: {few(missing, _MORE)} have none"
     if unknown:
-        return f"topic {source.keyspace} has {source.partitions} partitions: there is no {_few(unknown)}"
+        return (
+            f"topic {source.keyspace} has {source.partitions} partitions: there is no {few(unknown, _MORE)}"
+        )
     return ""
 
 
@@ -89,7 +92,7 @@ def _void(origin: TableOrigin, rollbacks: Iterable[RollbackRecord]) -> str:
             if (partition in kept.places or not rollback.lost) and offset > kept.offset(partition)
         ]
         if rollback.cause == "recreated" or past:
-            where = f" of partition {_few(past)}" if past else ""
+            where = f" of partition {few(past, _MORE)}" if past else ""
             return f"the source has lost records{where} that the table may hold; take a newer table"
     return ""
 
@@ -128,8 +131,3 @@ def origin_of(catalog: Catalog, index: IndexRecord) -> TableOrigin | None:
 def shown(origin: TableOrigin | None) -> dict[str, Any] | None:
     """An origin as JSON."""
     return None if origin is None else msgspec.to_builtins(origin, str_keys=True)
-
-
-def _few(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:_MORE]))
-    return shown if len(numbers) <= _MORE else f"{shown} and {len(numbers) - _MORE} more"

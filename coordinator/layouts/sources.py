@@ -7,9 +7,14 @@ layout would be without them, and nothing would tell.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import IndexRecord
+from keytide.model.words import few
+
+NAMED: Final = 3
+"""Partitions that are named."""
 
 
 def lost(catalog: Catalog, old: IndexRecord, earliest: Mapping[int, int], topic_id: str) -> str:
@@ -26,10 +31,9 @@ def lost(catalog: Catalog, old: IndexRecord, earliest: Mapping[int, int], topic_
     gone = sorted(p for p, offset in earliest.items() if offset > began.get(p, offset))
     if not gone:
         return ""
-    more = f" and {len(gone) - 3} more" if len(gone) > 3 else ""
     return (
         f"the source no longer holds all that index {old.name} was built from (the first records of "
-        f"partitions {', '.join(map(str, gone[:3]))}{more} are gone): a new layout would lack their entries"
+        f"partitions {few(gone, NAMED)} are gone): a new layout would lack their entries"
     )
 
 

@@ -11,6 +11,7 @@ from coordinator.leader import Leader
 from coordinator.stability.publishing import usable_copies
 from keytide.catalog.records import BuildRecord, IndexRecord
 from keytide.model.timestamp import Timestamp
+from keytide.model.words import few
 
 NAMED: Final = 3
 """Copies that are named; more are counted."""
@@ -60,8 +61,7 @@ def of_build(leader: Leader, record: BuildRecord, now: int) -> str:
         if index.state == "BUILDING":
             silent += [node for _, node in away(leader.builds.nodes, index, run.common_at or now)[0]]
             behind += _behind(leader, record, index)
-    words = ", ".join(behind[:NAMED])
-    words += f" and {len(behind) - NAMED} more" if len(behind) > NAMED else ""
+    words = few(behind, NAMED)
     return waits_for(leader, ": ".join(filter(None, (run.waiting_for, words))), silent)
 
 

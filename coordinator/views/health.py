@@ -23,6 +23,7 @@ from coordinator.views.copies import drain_state
 from coordinator.views.index_health import answers, index_reasons
 from keytide.model.health import Reason, Verdict, verdict
 from keytide.model.roles import Role
+from keytide.model.words import few
 
 DRIVER_SILENT_MS = 10_000
 """A driver reports twice a second."""
@@ -94,8 +95,7 @@ def _cluster(leader: Leader) -> Iterator[Reason]:
     if leader.foreign:
         yield say(
             "ok",
-            f"topics are named like its queues, and it knows nothing of them: {', '.join(leader.foreign[:5])}"
-            + (f" and {len(leader.foreign) - 5} more" if len(leader.foreign) > 5 else ""),
+            f"topics are named like its queues, and it knows nothing of them: {few(leader.foreign, 5)}",
             "if they are no other cluster's, delete them",
         )
     room, needed = leader.builds.pausing.room, leader.build_limits.driver_disk_bytes
@@ -178,7 +178,7 @@ def _projectors(leader: Leader, name: str, stream: StabilityStream) -> Iterator[
     if not silent:
         return
     everyone = len(silent) == len(partitions)
-    which = "its partitions" if everyone else f"partitions {_numbers(silent)}"
+    which = "its partitions" if everyone else f"partitions {few(silent, 8)}"
     yield Reason(
         "projector",
         f"projectors of {name}",
@@ -293,8 +293,3 @@ def _seconds(ms: int) -> str:
 
 def _mib(count: int) -> str:
     return f"{count / (1 << 20):,.0f} MiB"
-
-
-def _numbers(numbers: list[int], most: int = 8) -> str:
-    shown = ", ".join(map(str, numbers[:most]))
-    return shown if len(numbers) <= most else f"{shown} and {len(numbers) - most} more"

@@ -13,6 +13,7 @@ from coordinator.views.jobs import verification
 from coordinator.views.slices import HeardCopy, counted, filling, slice_statuses
 from keytide.catalog.records import IndexRecord
 from keytide.model.health import Reason, Status
+from keytide.model.words import few
 
 SHOWN = 8
 """Slices that are named; more are counted."""
@@ -73,10 +74,8 @@ def _slices(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
         if said := _slice(leader, record, number, rebuild) or crowded.get(number):
             found[said].append(number)
     for (status, reason, step), numbers in found.items():
-        shown = ", ".join(map(str, numbers[:SHOWN]))
-        more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
         plural = "s" if len(numbers) > 1 else ""
-        yield Reason("slice", f"slice{plural} {shown}{more} of {record.name}", status, reason, step)
+        yield Reason("slice", f"slice{plural} {few(numbers, SHOWN)} of {record.name}", status, reason, step)
     missing = sum(len(numbers) for (status, _, _), numbers in found.items() if status == "failing")
     if missing:
         yield Reason(
@@ -186,8 +185,7 @@ def _queues(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
             if (held := held_back.of(record, number, name)) > held_back.most:
                 kept[name].append((number, held))
     for name, found in kept.items():
-        shown = ", ".join(str(number) for number, _ in found[:SHOWN])
-        shown += f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        shown = few((number for number, _ in found), SHOWN)
         size = sum(held for _, held in found) / 1e6
         yield Reason(
             "slice",

@@ -21,6 +21,8 @@ import psutil
 from keytide.cli.admin import Admin, rest
 from keytide.cli.output import progress
 from keytide.errors import CallerError, RetryableError
+from keytide.model.roles import has_role
+from keytide.model.words import few
 
 Document = dict[str, Any]
 LOOK_S: Final = 0.5
@@ -150,7 +152,8 @@ def _check_scans(admin: Admin, node: str) -> None:
     Raises:
         CallerError: nobody does.
     """
-    scan = {one["id"] for one in admin.call("GET", rest("nodes")) if one["live"] and "scan" in one["roles"]}
+    nodes = admin.call("GET", rest("nodes"))
+    scan = {one["id"] for one in nodes if one["live"] and has_role(one.get("roles", ()), "scan")}
     if node in scan and len(scan) == 1:
         raise CallerError(
             f"node {node} is the only one that answers scans: all would be refused while it restarts",
@@ -161,9 +164,8 @@ def _check_scans(admin: Admin, node: str) -> None:
 
 def _told(places: Iterable[tuple[str, int]], words: str) -> str:
     """The first few of some slices, in words; "" of none."""
-    names = [f"slice {number} of {index}" for index, number in places]
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return words.format(", ".join(names[:SHOWN]) + more) if names else ""
+    names = few((f"slice {number} of {index}" for index, number in places), SHOWN)
+    return words.format(names) if names else ""
 
 
 def _node(admin: Admin, name: str) -> Document:

@@ -24,6 +24,7 @@ from keytide.errors import RetryableError
 from keytide.kafka.admin import admin, list_offsets
 from keytide.kafka.topics import TopicReader, producer
 from keytide.model.topics import Topics
+from keytide.model.words import few
 from keytide.settings.settings import Settings
 from keytide.wire.messages import (
     Corrections,
@@ -170,8 +171,7 @@ class SliceChannel:
                 return {place: status for place, status in self._told.items() if done(status)}
             if stopped():
                 raise RetryableError("the driver was asked to end")
-            names = ", ".join(f"slice {number} on {node}" for node, number in missing[:NAMED])
-            names += f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+            names = few((f"slice {number} on {node}" for node, number in missing), NAMED)
             if now - began > limit_s:
                 raise RetryableError(
                     f"{names} of {self._index.name}: not {what} within {limit_s:.0f} s",
