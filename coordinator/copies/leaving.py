@@ -14,9 +14,8 @@ counts again.
 
 from __future__ import annotations
 
-from typing import Final
-
 from coordinator.builds.registry import BuildRegistry
+from coordinator.copies.grace import Grace
 from coordinator.copies.naming import acknowledged, counting_again, gone
 from coordinator.copies.reports import CopyReports, Slice
 from coordinator.core.instructions import Instruction, Note
@@ -25,9 +24,6 @@ from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.copies import LeavingCopy
 from keytide.catalog.records import IndexRecord
 from keytide.wire.messages import SliceStatus
-
-READERS: Final = "who still reads "
-"""Begins what a copy waits for that leaves and has all it needs to go but this."""
 
 
 class LeavingCopies:
@@ -47,22 +43,17 @@ class LeavingCopies:
         self._dictionary = registry.dictionary
         self._nodes = nodes
         self._reports = reports
-        self._limits = limits
-        self._ages: dict[tuple[Slice, str], int] = {}
-        self._looked_at = 0
+        self._grace = Grace[tuple[Slice, str]](limits)
 
     def look(self, now: int) -> list[Instruction]:
         """Take the next step of all of them."""
-        # A leader that was stopped, or whose clock was set, counts only what it has looked on.
-        passed = min(max(0, now - self._looked_at), 2 * self._limits.copy_check_ms)
-        self._looked_at = now
         found = [
             ((index.id, number), node)
             for index in self._dictionary.catalog.indexes()
             for number, leaving in index.leaving.items()
             for node in leaving
         ]
-        self._ages = {one: self._ages.get(one, 0) + passed for one in found}
+        self._grace.look(found, now)
         out: list[Instruction] = []
         self.waiting = {}
         for key, node in found:
@@ -70,10 +61,11 @@ class LeavingCopies:
             if index is None:
                 self.waiting.setdefault(node, self._reports.closed(*key))
             else:
-                out += self._step(index, key[1], node, self._ages[key, node])
+                out += self._step(index, key[1], node)
         return out
 
-    def _step(self, index: IndexRecord, number: int, node: str, age: int) -> list[Instruction]:
+    def _step(self, index: IndexRecord, number: int, node: str) -> list[Instruction]:
+        key = (index.id, number), node
         copy = index.leaving[number][node]
         status = self._reports.said(node, index.id, number, copy.copy)
         lost = status is not None and status.state == "LOST"
@@ -91,17 +83,14 @@ class LeavingCopies:
         why = ""
         if lost or self._nodes.gone(node):
             why = "it is lost" if lost else "its node is not expected back"
-        elif age >= self._limits.leave_after_ms:
-            why = f"its {self._limits.leave_after_ms // 1000} s are over (setting coordinator.leave_after_s)"
+        elif over := self._grace.over(key):
+            why = over
         elif self._unused(index, number, node, copy, status):
             why = "nobody reads from it any more"
         elif not copy.acknowledged and self._reports.known(index.id, number):
             self._put(acknowledged(index, number, node), number)
         if not why:
-            left_s = (self._limits.leave_after_ms - age) // 1000
-            setting = "(setting coordinator.leave_after_s)"
-            words = f"{READERS}{slice_} there, for {left_s} s more at most {setting}"
-            self.waiting.setdefault(node, words)
+            self.waiting.setdefault(node, self._grace.waits(key, f"{slice_} there"))
             return []
         self._put(gone(index, number, node), number)
         text = f"{self._words(index, number, node)} is gone: {why}; node {holder} has what it had"

@@ -26,6 +26,7 @@ from msgspec.structs import replace
 
 from coordinator.builds.builds import Builds
 from coordinator.builds.retirement import give_up
+from coordinator.copies.grace import Grace
 from coordinator.copies.reports import CopyReports
 from coordinator.core.events import DictionaryWritten, Event, Tick
 from coordinator.core.instructions import Instruction, Note
@@ -56,9 +57,9 @@ class Layouts:
         self._dictionary = builds.registry.dictionary
         self._nodes = stability.nodes
         self._reports = CopyReports(builds.registry, stability)
-        self._limits = limits
+        self._check_ms = limits.copy_check_ms
         self._checked_at = 0
-        self._ages: dict[str, int] = {}
+        self._grace = Grace[str](limits)
         self._pending = True
         """A layout is to take over a name."""
 
@@ -68,16 +69,12 @@ class Layouts:
             case DictionaryWritten(end):
                 self._reports.written(end)
                 return []
-            case Tick(now) if now - self._checked_at >= self._limits.copy_check_ms:
-                return self._look(now)
-            case Tick(now) if self._pending:
-                return self._look(now)  # (who waits for its build reads it soon)
+            case Tick(now) if self._pending or now - self._checked_at >= self._check_ms:
+                return self._look(now)  # (at once where somebody waits for a build, to read it)
             case _:
                 return []
 
     def _look(self, now: int) -> list[Instruction]:
-        # A leader that was stopped, or whose clock was set, counts only what it has looked on.
-        passed = min(max(0, now - self._checked_at), 2 * self._limits.copy_check_ms)
         self._checked_at = now
         self.waiting = {}
         names: dict[str, list[IndexRecord]] = {}
@@ -87,8 +84,7 @@ class Layouts:
         several = [
             mine for mine in names.values() if len(mine) > 1 or mine[0].replaces or mine[0].replaced_by
         ]
-        replaced = [one.id for mine in several for one in mine if one.replaced_by]
-        self._ages = {id_: self._ages.get(id_, 0) + passed for id_ in replaced}
+        self._grace.look((one.id for mine in several for one in mine if one.replaced_by), now)
         out: list[Instruction] = []
         for mine in several:
             if mine[0].keyspace not in self._builds.registry.halted:
@@ -152,9 +148,8 @@ class Layouts:
             text = f"the new layout of index {index.name} is given up: its build was cancelled"
             return [*out, Note("info", "layout-given-up", index.name, text)]
         if index.state != "READY" or not self._reports.shows(index, old):
-            self.waiting[index.id] = (
-                "its build" if index.state != "READY" else "what was published of the old"
-            )
+            built = index.state == "READY"
+            self.waiting[index.id] = f"snapshots as new as those of {old.id}" if built else "its build"
             return []
         if lost := lost_since(catalog, old, index):
             return give_up(self._dictionary, index, lost)
@@ -172,11 +167,11 @@ class Layouts:
 
     def _old(self, index: IndexRecord, now: int) -> list[Instruction]:
         """The next step of a layout whose name another one has taken over."""
-        age, why = self._ages.get(index.id, 0), ""
+        why = ""
         if index.state != "READY":
             why = f"it is {index.state}"
-        elif age >= self._limits.leave_after_ms:
-            why = f"its {self._limits.leave_after_ms // 1000} s are over (setting coordinator.leave_after_s)"
+        elif over := self._grace.over(index.id):
+            why = over
         elif index.replacement_read and self._unused(index):
             why = "nobody reads from it any more"
         elif not index.replacement_read and self._reports.known(index.id, 0):
@@ -184,9 +179,7 @@ class Layouts:
             self._dictionary.put(index)
             self._reports.changed(index.id, 0)
         if not why:
-            left_s = (self._limits.leave_after_ms - age) // 1000
-            setting = "(setting coordinator.leave_after_s)"
-            self.waiting[index.id] = f"who still reads it, for {left_s} s more at most {setting}"
+            self.waiting[index.id] = self._grace.waits(index.id, "it")
             return []
         out, _ = drop(self._builds, index, now)
         text = f"layout {index.id} of index {index.name}, which was replaced, goes: {why}"

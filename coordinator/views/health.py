@@ -12,7 +12,7 @@ from functools import partial
 
 from coordinator.builds.registry import FINAL
 from coordinator.copies.choosing import TURN
-from coordinator.copies.leaving import READERS
+from coordinator.copies.grace import READERS
 from coordinator.core.nodes import node_subject
 from coordinator.jobs.registry import DRAIN
 from coordinator.leader import Leader

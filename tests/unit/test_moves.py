@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from coordinator.catalog.registry import ConflictError
 from coordinator.copies.choosing import TURN
-from coordinator.copies.leaving import READERS
+from coordinator.copies.grace import READERS
 from coordinator.copies.moving import NoSuchNodeError
 from coordinator.http import metrics
 from coordinator.jobs.registry import NoSuchJobError
