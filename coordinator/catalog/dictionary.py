@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from coordinator.core.instructions import Write
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import IndexRecord, KeyspaceRecord, Record, record_key
+from keytide.definition.index import IndexDefinition
 from keytide.errors import CallerError
 from keytide.model.hints import did_you_mean
 from keytide.model.topics import Topics
@@ -90,6 +91,25 @@ class Dictionary:
         number = self._next_number
         self._next_number += 1
         return number
+
+    def define(self, definition: IndexDefinition, now: int, replaces: str = "") -> IndexRecord:
+        """Add an index, which no build is to make yet.
+
+        Args:
+            replaces: id of the one whose name it is to take over.
+        """
+        index = IndexRecord(
+            id=f"{definition.name}-{self.number()}",
+            definition=definition,
+            state="DEFERRED",
+            version=0,
+            placement=[],
+            build=None,
+            created_at=now,
+            replaces=replaces,
+        )
+        self.put(index)
+        return index
 
     def index_named(self, name: str) -> IndexRecord:
         """The index of that name.

@@ -139,18 +139,17 @@ def _add_statements(app: FastAPI, access: LeaderAccess) -> None:
                 node["url"] for node in nodes if node["live"] and node["url"] and "scan" in node["roles"]
             ]
             raise
-        if isinstance(statement, AlterIndex) and statement.slices is not None:
+        keyspace = source = None
+        if isinstance(statement, CreateIndex):
+            keyspace = statement.definition.keyspace
+        elif isinstance(statement, AlterIndex) and statement.slices is not None:
             keyspace = await access.look(lambda leader, _: named(leader.dictionary, statement.name).keyspace)
-            of_index = await access.of_kafka(access.service.sample, keyspace)
-            outcome = await access.change(lambda commands, now: commands.execute(statement, of_index, now))
-            return {**_described(outcome), "notice": None}
-        if not isinstance(statement, CreateIndex):
-            outcome = await access.change(lambda commands, now: commands.execute(statement, None, now))
-            return {**_described(outcome), "notice": None}
-        definition = statement.definition
-        source = await access.of_kafka(access.service.sample, definition.keyspace)
+        if keyspace is not None:
+            source = await access.of_kafka(access.service.sample, keyspace)
         outcome = await access.change(lambda commands, now: commands.execute(statement, source, now))
-        said = await asyncio.to_thread(notice, access.service.settings, definition, source)
+        said = ""
+        if isinstance(statement, CreateIndex) and source is not None:
+            said = await asyncio.to_thread(notice, access.service.settings, statement.definition, source)
         return {**_described(outcome), "notice": said or None}
 
 

@@ -143,16 +143,7 @@ class Commands:
             raise taken(existing)
         check_name(self._dictionary.topics, definition.name)
         take_keyspace(self._dictionary, definition.keyspace, source)
-        index = IndexRecord(
-            id=f"{definition.name}-{self._dictionary.number()}",
-            definition=definition,
-            state="DEFERRED",
-            version=0,
-            placement=[],
-            build=None,
-            created_at=now,
-        )
-        self._dictionary.put(index)
+        index = self._dictionary.define(definition, now)
         note = Note("info", "index-created", index.name, f"index {index.name} on {index.keyspace} is defined")
         if definition.defer_build:
             text = f"index {index.name} is defined; BUILD INDEX ON {index.keyspace} ({index.name}) builds it"

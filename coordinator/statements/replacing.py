@@ -139,17 +139,7 @@ def new_layout(
     out = drop_failed(builds, name, now)
     if not serves:
         out += drop(builds, old, now)[0]
-    index = IndexRecord(
-        id=f"{name}-{dictionary.number()}",
-        definition=definition,
-        state="DEFERRED",
-        version=0,
-        placement=[],
-        build=None,
-        created_at=now,
-        replaces=old.id if serves else "",
-    )
-    dictionary.put(index)
+    index = dictionary.define(definition, now, replaces=old.id if serves else "")
     build = builds.request([index], 0, now, origin=origin_of(dictionary.catalog, old))
     text = f"index {name} is made anew by build {build.id}"
     if index.replaces:
