@@ -10,13 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-import httpx
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from deploy.jars import broker_classpath
 from deploy.java import find_java
 from deploy.kafka import _LOG4J, MESSAGE_MAX_BYTES, new_cluster_id
+from deploy.probes import answers
 from deploy.process import ChildProcess
 from deploy.spark_home import spark_environment
 from keytide.cli.admin import Admin
@@ -141,8 +141,10 @@ class HostCluster:
                 child.start()
         for urls in (self.coordinator_urls, self.node_urls):
             for url in urls:
-                wait_for(partial(_answers, url), f"{url} answers", START_S)
-        wait_for(lambda: any(_answers(url, "readyz") for url in self.coordinator_urls), "one leads", START_S)
+                wait_for(partial(answers, f"{url}/healthz", ""), f"{url} answers", START_S)
+        wait_for(
+            lambda: any(answers(f"{url}/readyz", "") for url in self.coordinator_urls), "one leads", START_S
+        )
         for host in self.hosts:
             projector = self.services[f"projector-{host + 1}"]
             projector.wait_until(partial(projector.said, "ready"), START_S, "was ready")
@@ -228,10 +230,3 @@ class HostWorld(World):
         if self._admin is None:
             self._admin = Admin(self.cluster.coordinator_urls, TOKEN)
         return self._admin
-
-
-def _answers(url: str, what: str = "healthz") -> bool:
-    try:
-        return httpx.get(f"{url}/{what}", timeout=2).is_success
-    except httpx.HTTPError:
-        return False
