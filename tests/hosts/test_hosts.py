@@ -39,11 +39,9 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HostWorld,
         HostWorld(cast("LocalCluster", cluster)) as world,
     ):
         wait_for(lambda: _live(world) == 3, "all nodes are heard", 120)
-        world.make_topic(TOPIC)
-        with Writer(world.bootstrap, TOPIC, 1, order) as writer:
-            writer.write(5_000)
-        world.sql(f"CREATE INDEX {INDEX} ON {TOPIC} (customer, total DESC) WITH (slices=3, defer_build=true)")
-        world.wait_ready(world.build(INDEX))
+        options = "(slices=3, defer_build=true)"
+        statement = f"CREATE INDEX {INDEX} ON {TOPIC} (customer, total DESC) WITH {options}"
+        world.begin(TOPIC, order, 5_000, INDEX, statement)
         yield world, network
 
 

@@ -45,12 +45,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         ) as cluster,
         World(cluster) as world,
     ):
-        world.make_topic(TOPIC)
-        with Writer(world.bootstrap, TOPIC, 1, order) as writer:
-            writer.write(20_000)
         options = f"(slices={SLICES}, replicas=1, defer_build=true)"
-        world.sql(f"CREATE INDEX {INDEX} ON {TOPIC} (customer, total DESC) WITH {options}")
-        world.wait_ready(world.build(INDEX))
+        statement = f"CREATE INDEX {INDEX} ON {TOPIC} (customer, total DESC) WITH {options}"
+        world.begin(TOPIC, order, 20_000, INDEX, statement)
         yield world
 
 

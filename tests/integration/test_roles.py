@@ -43,11 +43,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         LocalCluster(folder, nodes=3, settings=SETTINGS, supervise=False) as cluster,
         World(cluster) as made,
     ):
-        made.make_topic(TOPIC)
-        with Writer(made.bootstrap, TOPIC, 1, _visit) as writer:
-            writer.write(2_000)
-        made.sql(STATEMENT)
-        made.wait_ready(made.build(INDEX))
+        made.begin(TOPIC, _visit, 2_000, INDEX, STATEMENT)
         yield made
 
 

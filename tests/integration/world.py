@@ -24,6 +24,8 @@ from tests.chaos.processes import stopped
 from tests.oracle import Keys, Row, Source, difference, rows_of
 
 LIMIT_S = 300.0
+Change = Callable[[random.Random, int], tuple[str, Any]]
+"""(random, number) -> (id, document or None for a delete)."""
 
 
 def wait_for(condition: Callable[[], bool], what: str, limit: float = LIMIT_S) -> None:
@@ -75,6 +77,19 @@ class World:
     def sql(self, statement: str) -> dict[str, Any]:
         answer: dict[str, Any] = self.admin.call("POST", "/v1/statements", {"statement": statement})
         return answer
+
+    def begin(self, topic: str, change: Change, documents: int, index: str, statement: str) -> None:
+        """A topic with documents, and an index on it that is READY.
+
+        Args:
+            change, documents: what writes them (`Writer`), and how many.
+            statement: that creates the index, deferred.
+        """
+        self.make_topic(topic)
+        with Writer(self.bootstrap, topic, 1, change) as writer:
+            writer.write(documents)
+        self.sql(statement)
+        self.wait_ready(self.build(index))
 
     def build(self, *names: str, rate_limit: int | None = None) -> str:
         """Start a build, of so many documents per second at most; its id."""
@@ -201,7 +216,7 @@ class Writer:
     """A producer (kafka-python) that writes random changes in a thread until it is stopped.
 
     Args:
-        change: (random, number) -> (id, document or None for a delete).
+        change: makes what is written.
         per_second: pace.
     """
 
@@ -210,7 +225,7 @@ class Writer:
         bootstrap: str,
         topic: str,
         seed: int,
-        change: Callable[[random.Random, int], tuple[str, Any]],
+        change: Change,
         per_second: float = 500,
     ) -> None:
         self._topic, self._change, self._per_second = topic, change, per_second
