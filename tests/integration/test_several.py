@@ -145,7 +145,7 @@ def _takes_requests(url: str, index: str) -> None:
 
         wait_for(done, f"{url} takes requests", 30)
         assert admin.call("GET", f"/v1/indexes/{index}")["state"] == "DEFERRED"
-        assert admin.health().status != "failing"
+        wait_for(lambda: admin.health().status != "failing", f"{url} tells that it serves", 60)
         admin.call("DELETE", f"/v1/indexes/{index}")
 
 

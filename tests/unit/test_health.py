@@ -141,6 +141,21 @@ def test_a_leader_that_stood_still_accuses_nobody() -> None:
     assert day.verdict().status == "ok"
 
 
+def test_a_leader_that_has_just_begun_says_so_and_fails_nobody() -> None:
+    day = Day()
+    day.world, _ = day.world.restart()
+    for ms in range(0, WITHIN_MS - 1_000, 250):
+        assert day.story("slice").status == "degraded", ms
+        assert "not heard yet" in day.story("slice").reason
+        assert day.verdict().status == "degraded"
+        day.world.handle(KafkaAnswered(day.world.now))
+        day.world.tick(250)
+    day.world.tick(500)
+    assert day.story("slice").status == day.story("index").status == "failing"
+    day.live(1_000)
+    assert day.verdict().status == "ok", day.verdict()
+
+
 def test_while_kafka_is_away_only_kafka_is_accused_and_others_may_take_their_time_afterwards() -> None:
     day = Day()
     day.silent.add("kafka")
