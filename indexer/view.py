@@ -81,9 +81,8 @@ class ReadableSnapshot(Protocol):
         """What the back index has, by document id, behind `after`. Raises as `rows`."""
         ...
 
-    def versions(self, ids: Sequence[bytes]) -> list[tuple[int, int] | None]:
-        """(partition, offset) of the version of each document that its entries here come from; None for one
-        without entries here. Raises as `rows`."""
+    def documents(self, ids: Sequence[bytes]) -> list[StoredDocument | None]:
+        """What the back index has of each document; None for one without entries here. Raises as `rows`."""
         ...
 
     def skips(self, limit: int, after: tuple[int, int] | None = None) -> list[SkipLine]:

@@ -102,7 +102,11 @@ def _slice(leader: Leader, record: IndexRecord, number: int, rebuild: str) -> tu
     troubles = list(dict.fromkeys(story for story in stories if story is not None))
     why = " and ".join(reason for reason, _ in troubles)
     if not answering and any(_unheard(leader, copy) for copy in copies):
-        return "degraded", f"{why}: this coordinator has just begun to lead", "wait: it is told within seconds"
+        return (
+            "degraded",
+            f"{why}: this coordinator has just begun to lead",
+            "wait: it is told within seconds",
+        )
     if not answering:
         step = f"wait for build {rebuild}: `keytide build show {rebuild}`" if rebuild else ""
         placed_nowhere = ("it is placed nowhere", "build the index again")

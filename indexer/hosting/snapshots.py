@@ -292,16 +292,16 @@ class SnapshotReader:
             self._ring.report_damage(error.message)
             raise
 
-    def versions(self, ids: Sequence[bytes]) -> list[tuple[int, int] | None]:
-        """(partition, offset) of the version of each document, None for one without entries here. Raises as
-        `rows` does."""
-        back = self._kept.snapshot.back
+    def documents(self, ids: Sequence[bytes]) -> list[StoredDocument | None]:
+        """What the back index has of each document, None for one without entries here. Raises as `rows`
+        does."""
         try:
-            held = [back(docid) for docid in ids]
+            held = self._kept.snapshot.backs(ids)
         except StoreDamagedError as error:
             self._ring.report_damage(error.message)
             raise
-        return [(one.partition, one.offset) if one is not None and one.keys else None for one in held]
+        found = map(held.get, ids)
+        return [one if one is not None and one.keys else None for one in found]
 
     def skips(self, limit: int, after: tuple[int, int] | None = None) -> list[SkipLine]:
         """Lines of the skip ledger behind (partition, offset). Raises as `rows` does."""

@@ -1,5 +1,5 @@
 """What a node does for verification (`keytide.wire.digests`): holds snapshots of slices, sums them up, gives
-rows.
+rows. Builds that begin with the slices of another layout hold and read them in the same way (`seeds`).
 
 Theory of operation
 ===================
@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.scan.local.tasks import UNHURRIED, Pace
+from indexer.serve import seeds
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, StoreDamagedError, StoredDocument
 from keytide.collation import MISSING, decode_key, skip_key
 from keytide.definition.index import IndexDefinition
@@ -38,10 +39,12 @@ from keytide.wire.digests import (
     DigestAnswer,
     DigestAsk,
     DuplicateKey,
+    EntriesAsk,
     PinAnswer,
     PinAsk,
     RowsAnswer,
     RowsAsk,
+    SkipsAsk,
     SlicePin,
 )
 
@@ -93,6 +96,10 @@ def answer(view: NodeView, ask: Ask, now: int, effort: Pace = UNHURRIED) -> Answ
     try:
         if isinstance(ask, DigestAsk):
             return digest(snapshot, record.definition, ask, effort)
+        if isinstance(ask, EntriesAsk):
+            return seeds.entries(snapshot, record.definition, ask, effort)
+        if isinstance(ask, SkipsAsk):
+            return seeds.skips(snapshot, ask)
         return rows(snapshot, record.definition, ask, effort)
     except StoreDamagedError as error:
         view.report_damage(ask.index, ask.slice, error.message)
@@ -207,8 +214,8 @@ class _Forward:
         floors = self._floors
         return np.array(
             [
-                version is None or not digests.below(floors, *version)
-                for version in self._snapshot.versions(ids)
+                held is None or not digests.below(floors, held.partition, held.offset)
+                for held in self._snapshot.documents(ids)
             ],
             np.bool_,
         )

@@ -183,6 +183,10 @@ class StoreSnapshot(Protocol):
         """What the back index has under a document id."""
         ...
 
+    def backs(self, docids: Sequence[bytes]) -> dict[bytes, StoredDocument]:
+        """What the back index has under some document ids, of those that it has."""
+        ...
+
     def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, StoredDocument]]:
         """The back index behind a document id (b"": the whole), by document id."""
         ...

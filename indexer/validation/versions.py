@@ -45,11 +45,11 @@ _decode_columns = msgspec.msgpack.Decoder(Columns).decode
 def versions_task(work: SliceWork) -> bytes:
     """The task, on one slice: `Columns` for the ids that the body has for it."""
     ids = _decode_ids(_decode_body(work.request.shape.body).get(work.slice, b"\x90"))
-    found = [one for part in work.pace.parts(ids) for one in work.snapshot.versions(part)]
+    found = [one for part in work.pace.parts(ids) for one in work.snapshot.documents(part)]
     return _encode(
         (
-            [0 if one is None else one[0] for one in found],
-            [UNKNOWN_OFFSET if one is None else one[1] for one in found],
+            [0 if one is None else one.partition for one in found],
+            [UNKNOWN_OFFSET if one is None else one.offset for one in found],
         )
     )
 

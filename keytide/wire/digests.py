@@ -1,5 +1,5 @@
 """Digests of what a slice holds, by bucket of document id: worked out by slices and, independently, from the
-source; and the messages by which verification asks nodes. Pure.
+source; and the messages by which verification, and new layouts, ask nodes. Pure.
 
 Theory of operation
 ===================
@@ -255,8 +255,77 @@ class RowsAnswer(msgspec.Struct, frozen=True, array_like=True, tag="rows-found")
     reached: bytes
 
 
-Ask = PinAsk | DigestAsk | RowsAsk
-Answer = PinAnswer | DigestAnswer | RowsAnswer
+# --- for a new layout that begins with the entries of the old one (R44) -----------------------------------
+
+
+class EntriesAsk(msgspec.Struct, frozen=True, array_like=True, tag="entries"):
+    """Give the entries of one slice behind an entry key, in key order, with their versions.
+
+    Attributes:
+        limit, bytes_limit: the answer ends once it has about as many rows, or as much.
+    """
+
+    index: str
+    slice: _Count
+    number: _Number
+    incarnation: _Number
+    after: bytes
+    limit: _Count
+    bytes_limit: _Count
+
+
+class EntriesAnswer(msgspec.Struct, frozen=True, array_like=True, tag="entries-found"):
+    """Entries by columns, one row each.
+
+    Attributes:
+        keys: canonical ones.
+        partitions, offsets, times: u32[n], u64[n], i64[n], little endian.
+        reached: the entry key behind which to go on, when there is `more`.
+    """
+
+    ids: list[bytes]
+    keys: list[bytes]
+    values: list[bytes]
+    partitions: bytes
+    offsets: bytes
+    times: bytes
+    more: bool
+    reached: bytes
+
+
+class SkipsAsk(msgspec.Struct, frozen=True, array_like=True, tag="skips"):
+    """Give lines of the skip ledger of one slice behind (partition, offset), in that order.
+
+    Attributes:
+        after: None for its beginning.
+    """
+
+    index: str
+    slice: _Count
+    number: _Number
+    incarnation: _Number
+    after: tuple[_Partition, _Place] | None
+    limit: _Count
+
+
+class SkippedVersion(msgspec.Struct, frozen=True, array_like=True):
+    """A line of the skip ledger."""
+
+    partition: int
+    offset: int
+    id: bytes
+    reason: str
+    detail: str
+
+
+class SkipsAnswer(msgspec.Struct, frozen=True, array_like=True, tag="skips-found"):
+    """Lines; none when there are no more."""
+
+    lines: list[SkippedVersion]
+
+
+Ask = PinAsk | DigestAsk | RowsAsk | EntriesAsk | SkipsAsk
+Answer = PinAnswer | DigestAnswer | RowsAnswer | EntriesAnswer | SkipsAnswer
 
 encode: Final = msgspec.msgpack.Encoder().encode
 ask_decoder: Final = msgspec.msgpack.Decoder(Ask)

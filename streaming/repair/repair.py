@@ -35,10 +35,10 @@ from keytide.wire.corrections import Correction, Round, pack_corrections, pack_w
 from keytide.wire.messages import Corrections, RepairEnd, RepairWatch, SliceStatus
 from streaming.repair.corrections import CORRECTED, Planned, batches, count_actions, planned, wanted
 from streaming.repair.slices import SliceChannel, SliceStatuses
+from streaming.slices.pins import Pin
 from streaming.verify.core.comparing import NOTHING, Evidence, SourceDocument, judge
 from streaming.verify.core.difference import Difference, IndexedDocument
 from streaming.verify.documents import DocumentComparison, VerificationContext, VerificationResult
-from streaming.verify.slices import Pin
 from streaming.verify.source import SourceRanges, SourceReader
 from streaming.verify.tasks import VerifyWork
 from streaming.verify.verification import Verification

@@ -24,6 +24,7 @@ from keytide.model.timestamp import Timestamp
 from keytide.wire import digests
 from keytide.wire.columns import hashes_of
 from keytide.wire.digests import DuplicateKey
+from streaming.slices.pins import Pin, Place
 from streaming.verify.core.comparing import (
     CHANGES_TOO_FAST,
     NOTHING,
@@ -36,7 +37,7 @@ from streaming.verify.core.comparing import (
 )
 from streaming.verify.core.difference import NOT_EXAMINED, Difference, DifferenceClass, IndexedDocument
 from streaming.verify.core.newest import IndexPlan, decode, joined, reduced
-from streaming.verify.slices import Pin, Place, SliceClient
+from streaming.verify.slices import SliceClient
 from streaming.verify.source import KafkaSource, SourceRanges, SourceReader
 from streaming.verify.tasks import VerifyWork
 

@@ -27,9 +27,10 @@ from keytide.wire.messages import JobProgress
 from streaming.drivers.engine import SparkEngine
 from streaming.drivers.lifecycle import Driver, MetadataFollower
 from streaming.drivers.progress import StoppedError
+from streaming.slices.pins import Pin
 from streaming.verify import report
 from streaming.verify.documents import VerificationContext, VerificationResult
-from streaming.verify.slices import Pin, SliceClient
+from streaming.verify.slices import SliceClient
 from streaming.verify.source import DriverReader, KafkaSource, SourceReader, SparkReader
 from streaming.verify.verification import Verification
 

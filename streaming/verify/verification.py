@@ -30,6 +30,7 @@ from keytide.model.timestamp import TABLE_PARTITION
 from keytide.wire import digests
 from keytide.wire.digests import DuplicateKey, Sums
 from streaming.core import micro_batches as core
+from streaming.slices.pins import Pin, Place
 from streaming.verify.core.difference import DifferenceClass
 from streaming.verify.documents import (
     DocumentComparison,
@@ -37,7 +38,6 @@ from streaming.verify.documents import (
     VerificationContext,
     VerificationResult,
 )
-from streaming.verify.slices import Pin, Place
 from streaming.verify.source import SourceRanges, SourceReader
 from streaming.verify.tasks import VerifyWork
 

@@ -78,6 +78,10 @@ class MemorySnapshot:
         self._check_open()
         return self._state.back.get(docid)
 
+    def backs(self, docids: Sequence[bytes]) -> dict[bytes, StoredDocument]:
+        self._check_open()
+        return {docid: self._state.back[docid] for docid in docids if docid in self._state.back}
+
     def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, StoredDocument]]:
         yield from sorted(item for item in self._state.back.items() if item[0] > after)
 

@@ -33,12 +33,13 @@ from keytide.wire import digests
 from keytide.wire.digests import BackRow, DigestAsk, DuplicateKey, RowsAsk, Sums
 from projector.core.projection import SourceBatch
 from streaming.repair.repair import LiveComparison
+from streaming.slices.pins import Pin, Place
 from streaming.verify import documents as comparison
 from streaming.verify.core.comparing import CHANGES_TOO_FAST, NOTHING, judge
 from streaming.verify.core.difference import Difference, DifferenceClass, is_clean
 from streaming.verify.core.newest import decode
 from streaming.verify.documents import VerificationContext, VerificationResult
-from streaming.verify.slices import Pin, Place, SliceClient
+from streaming.verify.slices import SliceClient
 from streaming.verify.source import KafkaSource, SourceRanges, SourceReader
 from streaming.verify.tasks import (
     Counted,

@@ -131,9 +131,10 @@ class FakeSnapshot:
         """Of nobody: what fakes hold has no back index."""
         yield from ()
 
-    def versions(self, ids: Sequence[bytes]) -> list[tuple[int, int] | None]:
+    def documents(self, ids: Sequence[bytes]) -> list[StoredDocument | None]:
         assert self.readers > 0, "asked without holding it"
-        return [self.back.get(docid) for docid in ids]
+        found = map(self.back.get, ids)
+        return [None if one is None else StoredDocument(*one, 0, (b"",), False) for one in found]
 
     def skips(self, limit: int, after: tuple[int, int] | None = None) -> list[SkipLine]:
         return []

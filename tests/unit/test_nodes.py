@@ -42,8 +42,8 @@ from keytide.settings.settings import SecuritySettings, load_settings
 from keytide.wire import digests
 from keytide.wire.index_lists import LISTS_PATH, ListPage, ask_decoder
 from keytide.wire.index_lists import encoder as list_encoder
-from streaming.verify import slices as asking
-from streaming.verify.slices import PinLostError, SliceClient
+from streaming.slices.pins import Pin, PinLostError
+from streaming.verify.slices import SliceClient
 from tests.browser.scene import NODES, busy_day
 from tests.unit.certificates import Authority
 from tests.unit.scan_world import SECRET, World
@@ -277,7 +277,7 @@ def test_a_node_that_stands_still_is_not_waited_for_and_one_that_is_slow_is(
 def test_a_driver_tells_which_node_it_misses() -> None:
     """And asks once more when a connection broke, and never otherwise."""
     world = World("CREATE INDEX i ON users (city) WITH (slices=1)", node_count=1)
-    pin = asking.Pin(7, 0, Timestamp(), "h", {(world.index("i").id, 0): "n0"})
+    pin = Pin(7, 0, Timestamp(), "h", {(world.index("i").id, 0): "n0"})
     times: list[str] = []
 
     def digests_of(answer: Answer) -> Any:

@@ -26,11 +26,11 @@ from streaming.repair import corrections as composing
 from streaming.repair.corrections import batches, count_actions, planned, wanted
 from streaming.repair.repair import NotRepairedError, Repair, Repaired, summary
 from streaming.repair.slices import SliceStatuses
+from streaming.slices.pins import Pin
 from streaming.verify.core.comparing import NOTHING, Evidence, SourceDocument, judge
 from streaming.verify.core.difference import Difference, DifferenceClass, Entry, IndexedDocument
 from streaming.verify.core.difference import VersionPlace as Place
 from streaming.verify.documents import IndexOutcome, VerificationResult
-from streaming.verify.slices import Pin
 from tests.memory_store.store import MemorySliceStore
 from tests.simulation.wire import Version, batch, segment
 

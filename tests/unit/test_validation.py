@@ -388,7 +388,8 @@ def test_a_snapshot_tells_the_versions_of_its_own_moment(kind: str, tmp_path: Pa
             reading = ring.acquire(number)
             assert reading is not None
             with ThreadPoolExecutor(1) as threads:
-                told[number] = threads.submit(reading.versions, [*ids, b"nobody"]).result(30)
+                read = threads.submit(reading.documents, [*ids, b"nobody"]).result(30)
+            told[number] = [None if one is None else (one.partition, one.offset) for one in read]
             reading.release()
         before: list[tuple[int, int] | None] = [(at % 3, at) for at in range(300)]
         assert told[1] == [*before, None]
@@ -408,7 +409,7 @@ def test_a_snapshot_tells_the_versions_of_its_own_moment(kind: str, tmp_path: Pa
 
 def test_a_damaged_back_index_takes_its_slice_out_of_service() -> None:
     class Damaged(MemorySnapshot):
-        def back(self, docid: bytes) -> StoredDocument | None:
+        def backs(self, docids: Sequence[bytes]) -> dict[bytes, StoredDocument]:
             raise StoreDamagedError("a back index row is no record")
 
     ring = SnapshotRing(2)
@@ -416,7 +417,7 @@ def test_a_damaged_back_index_takes_its_slice_out_of_service() -> None:
     reading = ring.acquire(1)
     assert reading is not None
     with pytest.raises(StoreDamagedError):
-        reading.versions([b"a"])
+        reading.documents([b"a"])
     reading.release()
     assert ring.damage == "a back index row is no record"
     assert ring.acquire(1) is None

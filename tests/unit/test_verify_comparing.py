@@ -16,6 +16,7 @@ from keytide.model.entry import pack_value
 from keytide.model.timestamp import TABLE_PARTITION, Timestamp
 from keytide.wire.digests import BackRow
 from streaming.repair.corrections import planned, wanted
+from streaming.slices.pins import Pin
 from streaming.verify import report
 from streaming.verify.core.comparing import (
     NOTHING,
@@ -30,7 +31,6 @@ from streaming.verify.core.comparing import (
 from streaming.verify.core.difference import Difference, DifferenceClass, Entry, IndexedDocument, VersionPlace
 from streaming.verify.core.newest import VERSIONS, Versions, decided, reduced
 from streaming.verify.documents import IndexOutcome, VerificationResult
-from streaming.verify.slices import Pin
 
 KEY, OTHER = encode_key(["a"]), encode_key(["b"])
 ENTRY = Entry(KEY, b"", 1)

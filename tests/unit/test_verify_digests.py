@@ -58,9 +58,8 @@ class Snapshot:
     def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, StoredDocument]]:
         yield from sorted(item for item in self.back.items() if item[0] > after)
 
-    def versions(self, ids: Sequence[bytes]) -> list[tuple[int, int] | None]:
-        held = [self.back.get(docid) for docid in ids]
-        return [None if one is None else (one.partition, one.offset) for one in held]
+    def documents(self, ids: Sequence[bytes]) -> list[StoredDocument | None]:
+        return [self.back.get(docid) for docid in ids]
 
     def skips(self, limit: int, after: tuple[int, int] | None = None) -> list[SkipLine]:
         return []

@@ -25,8 +25,10 @@ from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import load_settings
 from keytide.wire import digests
 from keytide.wire.digests import VERIFY_PATH, DigestAsk, PinAsk
+from streaming.slices import pins
+from streaming.slices.pins import PinLostError
 from streaming.verify import slices as asking
-from streaming.verify.slices import PinLostError, SliceClient
+from streaming.verify.slices import SliceClient
 from tests.unit.scan_world import Doc, FakeSnapshot, World, of_the_cluster
 from tests.unit.test_origin import begun
 
@@ -93,7 +95,7 @@ def test_the_newest_snapshot_that_all_slices_hold_is_held_until_it_is_given_back
 
 
 def test_without_a_common_snapshot_it_says_which_slices_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "PIN_LIMIT_S", 0.1)
+    monkeypatch.setattr(pins, "PIN_LIMIT_S", 0.1)
     made = world()
     fill(made, 4, "n0")
     with asked(made) as (slices, _), pytest.raises(RetryableError, match=r"slices \[1\] of i do not hold"):
@@ -104,7 +106,7 @@ def test_without_a_common_snapshot_it_says_which_slices_are_missing(monkeypatch:
 
 
 def test_what_was_held_for_nothing_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "PIN_LIMIT_S", 0.2)
+    monkeypatch.setattr(pins, "PIN_LIMIT_S", 0.2)
     made = world()
     fill(made, 4, "n1")
     fill(made, 5, "n0")  # number 4 is gone there

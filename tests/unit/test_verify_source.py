@@ -25,10 +25,10 @@ from streaming.core import micro_batches as core
 from streaming.drivers import lifecycle, rate_gate
 from streaming.drivers.engine import SparkEngine
 from streaming.drivers.progress import StoppedError
+from streaming.slices.pins import Pin
 from streaming.spark.checkpoint import Extent
 from streaming.verify import driver, source, tasks
 from streaming.verify.core.newest import IndexPlan, decode
-from streaming.verify.slices import Pin
 from streaming.verify.source import LEAST_EXTENT, MOST_EXTENT, DriverReader, SourceRanges, SparkReader
 from streaming.verify.tasks import SourceTasks, VerifyWork, decode_found
 from tests.unit.scan_world import World

@@ -15,7 +15,7 @@ from indexer.scan.peer.messages import HOLDER, LeaseRequest, MalformedRequestErr
 from keytide.catalog.catalog import Catalog
 from keytide.collation import skip_key
 from keytide.errors import InvariantViolationError
-from keytide.wire.digests import Ask, DigestAsk, PinAsk, RowsAsk
+from keytide.wire.digests import Ask, DigestAsk, EntriesAsk, PinAsk, RowsAsk, SkipsAsk
 from keytide.wire.index_lists import ListAsk
 
 
@@ -28,7 +28,11 @@ def check(request: ReadMessage | LeaseRequest | Ask | ListAsk, catalog: Catalog)
     Raises:
         MalformedRequestError: it does not.
     """
-    slices = [request.slice] if isinstance(request, DigestAsk | RowsAsk) else request.slices
+    slices = (
+        [request.slice]
+        if isinstance(request, DigestAsk | RowsAsk | EntriesAsk | SkipsAsk)
+        else request.slices
+    )
     _check_slices(request.index, slices, catalog)
     match request:
         case ReadMessage():

@@ -10,6 +10,7 @@ from indexer.store.formats.records import REMOVED, ledger_key, unpack_line, unpa
 from indexer.store.interface import Applied, Counts, Row, SkipLine, StoredDocument
 from indexer.store.lmdb.equal_keys import shared_keys
 from indexer.store.lmdb.levels import View
+from indexer.store.lmdb.lookup import held_by
 from indexer.store.lmdb.merge import FIRST_BLOCK, live_blocks, merged_blocks, table_blocks
 from keytide.errors import RetryableError
 
@@ -68,6 +69,10 @@ class LmdbSnapshot:
                 if record is not None:
                     return None if record == REMOVED else unpack_record(record)
         return None
+
+    def backs(self, docids: Sequence[bytes]) -> dict[bytes, StoredDocument]:
+        with self._reading() as views:
+            return held_by(views, docids)
 
     def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, StoredDocument]]:
         low = after + b"\x00" if after else b""
