@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from coordinator.builds.layout_sources import Seed, forgotten, seed_of
 from coordinator.builds.pausing import BuildPausing
 from coordinator.builds.registry import BuildLimits, BuildRegistry
 from coordinator.builds.sampling import SplitSampling
@@ -21,6 +22,8 @@ from coordinator.builds.table_origins import refused
 from coordinator.catalog.placement import TooFewNodesError, counts, nodes_of, place
 from coordinator.core.events import BuildPrepared, PrepareFailed
 from coordinator.core.instructions import Instruction, Note, PrepareBuild, StartDriver
+from coordinator.core.nodes import HeardNodes
+from coordinator.core.source_status import SourceStatus
 from keytide.catalog.records import BuildRecord, IndexRecord
 from keytide.model.timestamp import Timestamp
 
@@ -32,10 +35,16 @@ class BuildAdmission:
     """QUEUED to BACKFILL."""
 
     def __init__(
-        self, registry: BuildRegistry, limits: BuildLimits, pausing: BuildPausing, sampling: SplitSampling
+        self,
+        registry: BuildRegistry,
+        limits: BuildLimits,
+        pausing: BuildPausing,
+        sampling: SplitSampling,
+        nodes: HeardNodes,
     ) -> None:
         self._registry = registry
         self._limits = limits
+        self._nodes = nodes
         self._pausing = pausing
         self._sampling = sampling
 
@@ -118,8 +127,12 @@ class BuildAdmission:
             run.again_at = event.now + AGAIN_MS
             run.waiting_for = f"the end of what was built on the topic that {record.keyspace} was before"
             return []
-        source, origin = event.source, record.origin
-        reason = self._check_keyspace(record, event)
+        seed = self._seed(record)
+        if seed.waits:
+            run.again_at, run.waiting_for = event.now + AGAIN_MS, seed.waits
+            return []
+        source, origin = event.source, None if seed.layout else record.origin
+        reason = self._check_keyspace(record, event) or self._forgotten(record, seed, source)
         if origin is not None and not reason:
             rollbacks = self._registry.dictionary.catalog.rollbacks(record.keyspace)
             reason = refused(origin, source, rollbacks)
@@ -131,21 +144,54 @@ class BuildAdmission:
         else:
             self._begin_build(record)
         earliest = Timestamp.of(origin.offsets if origin else source.earliest, source.topic_id)
+        if seed.layout:  # its entries are of all that the old one was built from
+            earliest = self._earliest(seed.layout) or earliest
         record = self._registry.move(
             record,
             "start",
             load_timestamp=load,
             earliest=earliest,
             started_at=event.now,
-            documents_total=earliest.documents_to(load),
+            documents_total=0 if seed.layout else earliest.documents_to(load),
             incarnation=incarnation,
+            seed=seed.layout,
         )
         run.waiting_for = waiting_words(open_transactions(load, source))
         names = ", ".join(self._registry.names(record))
         text = f"build {record.id} of {names} reads {record.documents_total:,} documents of {record.keyspace}"
         if origin is not None:
             text += f", after the table {origin.path or origin.format}"
+        if seed.layout:
+            text = f"build {record.id} of {names} begins with the entries of {seed.layout}"
         return [StartDriver(record.id), Note("info", "build-started", record.id, text)]
+
+    def _seed(self, record: BuildRecord) -> Seed:
+        """What it begins with."""
+        indexes = self._registry.indexes(record)
+        if record.rebuild or len(indexes) != 1:
+            return Seed(why="it is no build of one new layout")
+        if not self._limits.seed_layouts:
+            return Seed(why="build.seed_layouts is off")
+        return seed_of(self._registry.dictionary.catalog, self._nodes, indexes[0])
+
+    def _forgotten(self, record: BuildRecord, seed: Seed, source: SourceStatus) -> str:
+        """Why a new layout that begins with the source would lack what the old one has; "" when it would
+        not."""
+        catalog = self._registry.dictionary.catalog
+        for index in () if seed.layout or record.rebuild else self._registry.indexes(record):
+            old = catalog.index(index.replaces) if index.replaces else None
+            if old is None or not source.exists:
+                continue
+            if reason := forgotten(catalog, old, source.earliest, source.topic_id):
+                return f"{reason}, and it cannot begin with theirs: {seed.why}"
+        return ""
+
+    def _earliest(self, layout: str) -> Timestamp | None:
+        """What a layout was built from."""
+        catalog = self._registry.dictionary.catalog
+        index = catalog.index(layout)
+        build = catalog.build(index.build or "") if index is not None else None
+        return build.earliest if build is not None else None
 
     def _begin_build(self, record: BuildRecord) -> None:
         """From now on projectors emit for its indexes, and nodes hold their slices."""

@@ -118,6 +118,8 @@ class BackfillPhase:
         self._registry.note_progress(record)
         run.count(now, record.documents_done)
         run.driver_phase = message.phase
+        if record.seed:
+            run.waiting_for = message.error if message.state == "RUNNING" else ""
         over = min(finished(record, record.backfill_timestamp), record.documents_total)
         run.pace.report(now, message.phase, record.documents_done, over)
         if message.state == "FAILED":
@@ -147,7 +149,7 @@ class BackfillPhase:
                 waits = waiting_words(hidden)
                 run = self._registry.run(record.id)
                 run.open_until = Timestamp.of(event.source.stable) if hidden else Timestamp()
-                if record.state == "BACKFILL":
+                if record.state == "BACKFILL" and (waits or not record.seed):
                     run.waiting_for = waits
                 waited = event.now - record.started_at
                 if waits and waited > self._limits.transaction_limit_ms:
@@ -204,7 +206,13 @@ def _with_epochs(read: Timestamp) -> Timestamp:
 
 def _counted(record: BuildRecord, documents: int = 0) -> BuildRecord:
     """With how many documents are done, of how many: offsets from the earliest to what the backfill must
-    reach, and rows of a table that it begins with. Within a micro-batch what the driver counts."""
+    reach, and rows of a table that it begins with; or rows of another layout. Within a micro-batch what the
+    driver counts."""
+    if record.seed:
+        read = max(record.documents_done, documents)
+        return replace(
+            record, documents_total=record.table_documents, documents_done=min(read, record.table_documents)
+        )
     wanted = target(record)
     total = record.earliest.documents_to(wanted) + record.table_documents
     reached_now = finished(record, record.backfill_timestamp.merge_min(wanted))

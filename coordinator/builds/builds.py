@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from coordinator.builds.admission import BuildAdmission
 from coordinator.builds.backfill import BEGIN_AGAIN, BackfillPhase
 from coordinator.builds.completion import COMMON, BuildCompletion
+from coordinator.builds.layout_sources import gone, other_entries
 from coordinator.builds.pausing import BuildPausing
 from coordinator.builds.phases import Phases
 from coordinator.builds.registry import BuildLimits, BuildRegistry
@@ -48,6 +49,7 @@ from coordinator.core.source_status import SourceStatus
 from coordinator.jobs.jobs import Jobs
 from keytide.catalog.records import BuildRecord, IndexRecord
 from keytide.catalog.table_origin import TableOrigin
+from keytide.definition.index import IndexDefinition
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Activated, BuildProgress, BuildSampled, Message
 
@@ -71,7 +73,7 @@ class Builds:
         self.phases = Phases(self.registry, nodes)
         self._limits = limits
         self._sampling = SplitSampling(self.registry, limits, self.pausing)
-        self._admission = BuildAdmission(self.registry, limits, self.pausing, self._sampling)
+        self._admission = BuildAdmission(self.registry, limits, self.pausing, self._sampling, nodes)
         self._backfill = BackfillPhase(self.registry, limits, self.pausing)
         self.jobs = Jobs(dictionary, limits.jobs)
         self.completion = BuildCompletion(self.registry, self.jobs, nodes)
@@ -299,6 +301,9 @@ class Builds:
                 out += self._sampling.tick(record, now) or self._admission.try_start(record, live_nodes, now)
             if record.state not in UNDER_WAY:
                 continue
+            if record.state != "CATCHUP" and (reason := self._seed_gone(record)):
+                out += self.begin_again(record, reason, now)
+                continue
             self.phases.tick(record)
             record = self.registry.get(record.id)
             paused = self.pausing.tick(record, now)
@@ -308,6 +313,16 @@ class Builds:
             elif record.state == "CATCHUP" and record.verification:
                 out += self.completion.tick(record, now)
         return out
+
+    def seeds(self, new: IndexDefinition, old: IndexDefinition) -> bool:
+        """Whether a new layout may begin with the entries of the old one."""
+        return self._limits.seed_layouts and not other_entries(new, old)
+
+    def _seed_gone(self, record: BuildRecord) -> str:
+        """Why what a build begins with cannot be had any more; "" when it can, or is there already."""
+        if not record.seed or record.batches:
+            return ""
+        return gone(self.registry.dictionary.catalog, self.nodes, record.seed)
 
     def leave_rebuilds(self, index: IndexRecord, reason: str, now: int) -> list[Instruction]:
         """No slice of an index is to be rebuilt any more: it is being dropped, say, or has failed."""

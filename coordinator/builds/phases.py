@@ -48,7 +48,7 @@ def percent_done(record: BuildRecord, verified: float) -> float:
     if record.state == "READY":
         return 100.0
     read = 1.0 if record.state == "CATCHUP" else 0.0
-    of_a_table = record.origin is not None and not record.batches
+    of_a_table = record.origin is not None and not record.seed and not record.batches
     if not read and record.documents_total and not of_a_table:  # how much a table holds shows as it is read
         read = min(1.0, record.documents_done / record.documents_total)
     more = VERIFY_PART if record.verify else 0.0
@@ -118,7 +118,7 @@ class Phases:
         run = self._registry.run(record.id)
         if record.state != "BACKFILL" or record.phase == "waiting-for-transactions":
             return None
-        if record.origin is not None and not record.batches:
+        if record.origin is not None and not record.seed and not record.batches:
             return None  # how much the table holds is known when it is read
         left = run.pace.left_ms(now, record.documents_done, record.documents_total, record.rate_limit)
         pace = run.pace.read_pace()

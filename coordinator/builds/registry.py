@@ -61,6 +61,7 @@ class BuildLimits:
             means it.
         verify: builds that do not say are READY only verified.
         default_replicas: of indexes whose statement does not say.
+        seed_layouts: new layouts begin with the slices of the old ones, where those hold what is needed.
         jobs: settings of verifications and repairs.
     """
 
@@ -78,6 +79,7 @@ class BuildLimits:
     away_ms: int = 60_000
     verify: bool = False
     default_replicas: int = 0
+    seed_layouts: bool = True
     rebuild_check_ms: int = 200
     rebuild_pause_ms: int = 10_000
     lost_grace_ms: int = 10_000

@@ -24,8 +24,10 @@ def reached(build: BuildRecord) -> bool:
 
 
 def finished(build: BuildRecord, reached: Timestamp) -> int:
-    """Documents of the micro-batches that end at `reached`, a table that the build begins with included."""
-    return build.earliest.documents_to(reached) + (build.table_documents if build.batches else 0)
+    """Documents of the micro-batches that end at `reached`, a table that the build begins with included; rows
+    of the layout whose entries it begins with."""
+    table = build.table_documents if build.batches else 0
+    return table if build.seed else build.earliest.documents_to(reached) + table
 
 
 def unbuildable(build: BuildRecord, source: SourceStatus) -> str:
@@ -41,6 +43,8 @@ def unbuildable(build: BuildRecord, source: SourceStatus) -> str:
             f"topic {build.keyspace} had {partitions} partitions at the start of the build and has "
             f"{source.partitions} now; build again to take them in"
         )
+    if build.seed:
+        return ""  # it does not read it
     return _lost_offsets(build, source) or _lost_tombstones(build, source)
 
 

@@ -25,13 +25,13 @@ from typing import Final
 from msgspec.structs import replace
 
 from coordinator.builds.builds import Builds
+from coordinator.builds.layout_sources import forgotten_since
 from coordinator.builds.retirement import give_up
 from coordinator.copies.grace import Grace
 from coordinator.copies.reports import CopyReports
 from coordinator.core.events import DictionaryWritten, Event, Tick
 from coordinator.core.instructions import Instruction, Note
 from coordinator.layouts.dropping import drop
-from coordinator.layouts.sources import lost_since
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.records import IndexRecord
@@ -151,7 +151,7 @@ class Layouts:
             built = index.state == "READY"
             self.waiting[index.id] = f"snapshots as new as those of {old.id}" if built else "its build"
             return []
-        if lost := lost_since(catalog, old, index):
+        if lost := forgotten_since(catalog, old, index):
             return give_up(self._dictionary, index, lost)
         # (Who reads the first of these only sees the old one still.)
         self._dictionary.put(replace(index, took_over=True))

@@ -44,6 +44,7 @@ def limits_of(settings: Settings) -> tuple[StabilityLimits, BuildLimits, LoadLim
             away_ms=int(build.kafka_away_s * 1000),
             verify=build.verify,
             default_replicas=core.default_replicas,
+            seed_layouts=build.seed_layouts,
             jobs=JobLimits(
                 concurrent=verify.concurrent,
                 restarts=verify.restarts,

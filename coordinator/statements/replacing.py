@@ -12,12 +12,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from coordinator.builds.builds import Builds
+from coordinator.builds.layout_sources import forgotten
 from coordinator.builds.table_origins import origin_of
 from coordinator.catalog.registry import ConflictError
 from coordinator.core.instructions import Instruction, Note
 from coordinator.core.source_status import SourceStatus
 from coordinator.layouts.dropping import drop
-from coordinator.layouts.sources import lost
 from coordinator.statements.altering import altered, check_splits, named, set_replicas, set_slices
 from keytide.catalog.records import BuildRecord, IndexRecord
 from keytide.definition.index import IndexDefinition
@@ -133,7 +133,8 @@ def new_layout(
     if (
         serves
         and source is not None
-        and (why := lost(dictionary.catalog, old, source.earliest, source.topic_id))
+        and not builds.seeds(definition, old.definition)
+        and (why := forgotten(dictionary.catalog, old, source.earliest, source.topic_id))
     ):
         raise _conflict(why, f"if what the source holds is enough, DROP INDEX {name} and CREATE it")
     out = drop_failed(builds, name, now)

@@ -197,6 +197,7 @@ def build(leader: Leader, record: BuildRecord, now: int) -> Document:
         "left_out": _by_name(leader, record, record.left_out),
         "skipped": _by_name(leader, record, record.skipped),
         "origin": shown(record.origin),
+        "seed": record.seed or None,
         "verify": record.verify,
         "verification": record.verification or None,
         "error": record.error or None,

@@ -185,6 +185,8 @@ class BuildRecord(msgspec.Struct, frozen=True):
         verification: id of the job that verifies, or verified, it; "" for none.
         origin: the table that its initial state comes from; None: the log's beginning.
         table_documents: rows of it, as far as they are read; in `documents_done` and `documents_total`.
+        seed: id of the layout of its index whose entries, at one snapshot past the load timestamp, it begins
+            with (R44); "" when it reads the source. Its rows are `table_documents`.
         left_out, skipped: index id -> reason -> documents read that it has no entries of, because its
             definition leaves them out (`leading-key-missing`, `where-not-true`...), or because they cannot be
             indexed.
@@ -224,6 +226,7 @@ class BuildRecord(msgspec.Struct, frozen=True):
     table_documents: int = 0
     left_out: dict[str, dict[str, int]] = {}
     skipped: dict[str, dict[str, int]] = {}
+    seed: str = ""
 
     @property
     def rebuild(self) -> bool:

@@ -53,6 +53,11 @@ class BuildSettings(Section):
         "Linux does it: where coordinator and nodes are services of their own, give the coordinator's a "
         "smaller `CPUWeight`",
     )
+    seed_layouts: bool = Field(
+        True,
+        description="new layouts of an index begin with the slices of the old one, where those hold what is "
+        "needed; off: they are always built from the source",
+    )
     rebuild_nice: int = Field(
         5,
         ge=0,

@@ -22,7 +22,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from keytide.catalog.records import IndexRecord
 from keytide.errors import RetryableError
@@ -82,6 +82,17 @@ class BuildPlan:
         return core.targets_of(self.slices)
 
 
+class Seeded(NamedTuple):
+    """The slices of another layout, as micro-batch 0.
+
+    Attributes:
+        end: the timestamp of the snapshot that they were read at, with leader epochs.
+    """
+
+    outcome: core.SettledBatch
+    end: Timestamp
+
+
 class BatchTasks(Protocol):
     """Reads and projects what micro-batches cover, and sends it; `streaming.backfill.spark_tasks`."""
 
@@ -95,6 +106,14 @@ class BatchTasks(Protocol):
 
     async def losers(self, batch: int, covered: Range, hashes: bytes) -> dict[int, Offsets]:
         """The versions that documents with these hashes have a newer one of, in another partition."""
+        ...
+
+    async def read_seed(self, goal: Timestamp) -> Seeded:
+        """The same for the layout that the build begins with, at a snapshot that covers `goal`.
+
+        Raises:
+            RetryableError: there is no such snapshot now, or not any more.
+        """
         ...
 
     async def read_table(self) -> core.SettledBatch:
@@ -214,6 +233,36 @@ class Batches:
         finally:
             self._status.end_batch()
         log.info("build %s: %d rows of the table are read", self._plan.build, outcome.documents)
+
+    async def run_seed(self, goal: Timestamp) -> None:
+        """Run micro-batch 0 of a build that begins with another layout.
+
+        Args:
+            goal: what it must reach.
+
+        Raises:
+            ReadLostError: the source has lost records that the layout has: it is about to be rolled back.
+            RetryableError: it cannot be had now.
+        """
+        self._status.begin_batch()
+        try:
+            reach("driver-batch-begun")
+            self._status.at_table = True
+            outcome, end = await self._tasks.read_seed(goal)
+            reach("driver-before-batch-end")
+            self._history = await self._checked_history(end)
+            if reason := log_identity.lost(end, self._history):
+                raise log_identity.ReadLostError(f"the source lost records that the layout has: {reason}")
+            self._status.settle_batch(end, None)
+            await self.send_ends(0, end, end, outcome.winners)
+            journal = self._status.journal
+            journal.table_read, journal.table_documents = True, outcome.documents
+            self._status.finish_batch(0, end, self._plan.targets, outcome)
+            reach("driver-batch-ended")
+        finally:
+            self._status.at_table = False
+            self._status.end_batch()
+        log.info("build %s: %d entries of the old layout are read", self._plan.build, outcome.documents)
 
     async def _run_batch(self, sized: SizedBatch) -> None:
         """Run a micro-batch and send its ends; how long it takes decides how large the next one is."""

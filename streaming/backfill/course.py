@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from keytide.catalog.records import BuildRecord, KeyspaceRecord
 from keytide.catalog.table_origin import TableOrigin
+from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
 from keytide.process.sync_points import reach
 from streaming.backfill.batches import Batches, BuildPlan, Wait
@@ -92,6 +94,13 @@ class DriverShell(Protocol):
         """
         ...
 
+    async def run_seed(
+        self, work: Callable[[], Coroutine[Any, Any, None]], follow: Callable[[], None]
+    ) -> None:
+        """Have `work` read the layout that the build begins with (`Batches.run_seed`). `follow` as in
+        `run_table`."""
+        ...
+
     async def start_query(self) -> None:
         """Have Spark plan what there is to read, and give it to `Batches.run`, round after round."""
         ...
@@ -136,6 +145,8 @@ def take_up(
         begin = Timestamp.of(build.origin.offsets if build.origin else earliest(), keyspace.topic_id)
     newest = journal.newest
     position = Timestamp.of(newest.reached, keyspace.topic_id) if newest else begin
+    if build.seed:  # what the build was told that it is of stands: nothing of the source is read
+        position, begin = journal.read if journal.table_read else Timestamp(), Timestamp()
     status.resume(journal.finished, position, begin)
 
 
@@ -193,6 +204,8 @@ class BuildCourse:
             Exception: it failed.
         """
         status = self._status
+        if self._shell.build.seed and not status.journal.table_read:
+            await self._take_seed()
         if not self._table_left and (
             status.journal.nothing_to_read is not None or await self._passed_already()
         ):
@@ -225,10 +238,31 @@ class BuildCourse:
             status.close()
             self._shell.stop_query()
 
+    async def _take_seed(self) -> None:
+        """Read the layout that the build begins with, as soon as it has what the build must reach. What is in
+        the way is told; whether it still can be had, the coordinator watches."""
+        status, shell = self._status, self._shell
+        status.begin_reading(shell.wall())
+        while True:
+            self._follow()
+            goal = core.goal(shell.build, self._partitions)
+            if goal is None:
+                await shell.wait(POLL_S)
+                continue
+            try:
+                await shell.run_seed(partial(self._batches.run_seed, goal), self._follow)
+            except RetryableError as error:
+                status.enter("RUNNING", error.message)
+                await shell.wait(AGAIN_S)
+            else:
+                status.enter("RUNNING")
+                return
+
     @property
     def _table_left(self) -> bool:
         """Whether the build begins with a table that is not in the queues yet."""
-        return self._shell.build.origin is not None and not self._status.journal.table_read
+        build = self._shell.build
+        return build.origin is not None and not build.seed and not self._status.journal.table_read
 
     async def _start_query(self) -> None:
         self._status.begin_reading(self._shell.wall())  # from here on Spark asks for the source's offsets

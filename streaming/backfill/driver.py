@@ -16,6 +16,10 @@ A build may begin with a table in place of the log's beginning (`streaming.backf
 micro-batch 0, read before the query is started, and the query begins at the offsets at which the table was
 taken.
 
+A new layout of an index may begin with the slices of the old one (`streaming.backfill.seed`): they are
+micro-batch 0, which ends past all that the build must reach, so nothing of the source is read and Spark is
+not started.
+
 When the source holds nothing below that goal, or an earlier driver had passed it, Spark is not even
 started. Slices still need the end of a micro-batch 0 to know where they stand, so an empty one is sent.
 
@@ -43,7 +47,9 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaException
@@ -51,6 +57,7 @@ from confluent_kafka import KafkaException
 from keytide.catalog.records import BuildRecord, IndexRecord, KeyspaceRecord
 from keytide.catalog.table_origin import TableOrigin
 from keytide.errors import RetryableError
+from keytide.http.blocking_nodes import BlockingNodeClient
 from keytide.kafka.admin import admin, describe_topics, list_offsets
 from keytide.kafka.history import log_history
 from keytide.kafka.identity import KafkaIdentity
@@ -60,7 +67,8 @@ from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings
 from keytide.wire.messages import BuildProgress
 from streaming.backfill.batches import Batches, BuildPlan, run_through
-from streaming.backfill.course import BuildCourse, take_up, wait_out
+from streaming.backfill.course import POLL_S, BuildCourse, take_up, wait_out
+from streaming.backfill.seed import SeedReader
 from streaming.backfill.spark_tasks import SparkTasks
 from streaming.backfill.table_origin import read_table, starting_offsets
 from streaming.core import micro_batches as core
@@ -68,6 +76,8 @@ from streaming.core.sizing import Sizing
 from streaming.drivers import failures
 from streaming.drivers.lifecycle import Driver, MetadataFollower, Outage
 from streaming.drivers.progress import Status, StoppedError
+from streaming.drivers.rate_gate import RateGate
+from streaming.slices.entries import SliceEntries
 from streaming.spark import session as spark
 from streaming.spark.checkpoint import Checkpoint
 
@@ -133,6 +143,7 @@ class BackfillDriver(Driver):
         self._ending = threading.Event()
         self._query: StreamingQuery | None = None
         self._error: BaseException | None = None
+        self._limit: Callable[[int], None] = lambda rate: None  # until something reads
 
     def report(self) -> BuildProgress:
         return self._status.report(self._id, self._start, self.sent_at(), self.attempt)
@@ -174,7 +185,7 @@ class BackfillDriver(Driver):
         indexes = tuple(self._index(name) for name in sorted(self.build.indexes))
         slices = {index.id: self.build.slices_of(index) for index in indexes}
         filled = tuple(index for index in indexes if slices[index.id])
-        first = 1 if self.build.origin else 0
+        first = 1 if self.build.origin or self.build.seed else 0
         self._checkpoint = Checkpoint(
             self.folder / "checkpoint", keyspace.name, keyspace.topic_id, first=first
         )
@@ -233,11 +244,11 @@ class BackfillDriver(Driver):
     async def begin_spark(self, table: bool) -> None:
         self._engine = engine = self.start_spark(rows=table)
         engine.shuffle(spark.shuffle_partitions(len(self._plan.targets), engine.parallelism))
-        self._status.gate = engine.gate
+        self._status.gate, self._limit = engine.gate, engine.gate.limit
         self._tasks.prepare(engine.partitions, engine.gate)
 
     def limit(self, rate: int) -> None:
-        self._engine.gate.limit(rate)
+        self._limit(rate)
 
     async def run_table(
         self, origin: TableOrigin, work: Callable[[], Coroutine[Any, Any, None]], follow: Callable[[], None]
@@ -245,6 +256,36 @@ class BackfillDriver(Driver):
         session = self._engine.session
         self._tasks.table = read_table(session, origin, self._settings.build.origin_options)
         self._engine.run(lambda: run_through(work()), follow)
+
+    async def run_seed(
+        self, work: Callable[[], Coroutine[Any, Any, None]], follow: Callable[[], None]
+    ) -> None:
+        with ExitStack() as held:
+            gate = self._status.gate = held.enter_context(closing(RateGate()))
+            gate.limit(self.build.rate_limit)
+            self._limit = gate.limit
+            nodes = BlockingNodeClient(self._settings.security.tls_authority)
+            slices = held.enter_context(
+                closing(SliceEntries(self._metadata.catalog, [self.build.seed], nodes))
+            )
+            self._tasks.seed = SeedReader(
+                self._plan.indexes[0],
+                self.build.incarnation,
+                slices,
+                gate,
+                self._status,
+                self._ending,
+            )
+            reading = held.enter_context(ThreadPoolExecutor(1, "seed")).submit(lambda: run_through(work()))
+            try:
+                while not futures.wait([reading], POLL_S).done:
+                    follow()
+            except BaseException:
+                self._ending.set()
+                raise
+            finally:
+                gate.close()  # (lets go who waits for the limit)
+            reading.result()
 
     async def start_query(self) -> None:
         if self._query is None:

@@ -13,10 +13,12 @@ import msgspec
 import numpy as np
 
 from keytide.kafka.topics import producer
+from keytide.model.timestamp import Timestamp
 from keytide.model.topics import Topics
 from keytide.settings.settings import SecuritySettings, Settings
 from keytide.wire.messages import BatchEnd, encode
-from streaming.backfill.batches import BuildPlan
+from streaming.backfill.batches import BuildPlan, Seeded
+from streaming.backfill.seed import SeedReader
 from streaming.backfill.table_origin import run_table
 from streaming.core import micro_batches as core
 from streaming.core.versions import Offsets, Version, losers_of
@@ -41,10 +43,12 @@ class SparkTasks:
     Attributes:
         session: of the query, or whoever asks.
         table: as `streaming.backfill.table_origin.read_table` gives it.
+        seed: reads the layout that the build begins with.
     """
 
     session: SparkSession
     table: DataFrame
+    seed: SeedReader
 
     def __init__(self, settings: Settings, plan: BuildPlan) -> None:
         self._settings = settings
@@ -83,6 +87,10 @@ class SparkTasks:
         return losers_of(
             (bytes(row["id"]), Version(row["time"], row["partition"], row["offset"])) for row in rows
         )
+
+    async def read_seed(self, goal: Timestamp) -> Seeded:
+        """Micro-batch 0 of a build that begins with another layout; no Spark is in it."""
+        return self.seed.read(self._work(0), goal)
 
     async def read_table(self) -> core.SettledBatch:
         """Micro-batch 0 of a build that begins with a table."""

@@ -53,7 +53,7 @@ class DriverTotals(msgspec.Struct, rename={"newest": "piece"}):
             then micro-batch 0 is empty, whatever the checkpoint says.
         read: the end of the last micro-batch whose ends may have been sent, with leader epochs
             (`streaming.core.log_identity`).
-        table_read: the table that the build begins with is in the queues, as micro-batch 0.
+        table_read: the table, or the layout, that the build begins with is in the queues, as micro-batch 0.
         table_documents: rows of it.
         newest: the newest micro-batch whose ends may have been sent; None before the first (or a table's).
         size: documents that the next driver's first micro-batch has; 0 before any was begun.
@@ -132,7 +132,8 @@ class Status:
     Attributes:
         finished: number of the last micro-batch whose ends are in the queues, -1 when none.
         position: the backfill timestamp after it.
-        at_table: the micro-batch under way is the table that the build begins with.
+        at_table: the micro-batch under way is the table, or the layout, that the build begins with.
+        rows_total: entries of that layout; 0 until it is known, and of a table.
         gate: counts what tasks of the present micro-batch have read.
     """
 
@@ -141,6 +142,7 @@ class Status:
         self._lock = threading.Lock()
         self._keep = keeper.keep
         self.at_table = False
+        self.rows_total = 0
         self._busy = self._closing = self._counted = False
         self._state, self._note = "STARTING", ""
         self.journal = keeper.load()
@@ -267,6 +269,7 @@ class Status:
         with self._lock:
             gate = self.gate if self._busy and not self._counted else None
             under_way = gate.documents if gate is not None else 0
+            journal = self.journal
             return BuildProgress(
                 build=build,
                 run=run,
@@ -281,7 +284,7 @@ class Status:
                 first_read_at=self.journal.first_read_at,
                 phase=self._phase(gate),
                 bytes=self.journal.bytes + (gate.bytes if gate is not None else 0),
-                table_documents=under_way if self.at_table else self.journal.table_documents,
+                table_documents=(self.rows_total or under_way) if self.at_table else journal.table_documents,
                 left_out={index: dict(reasons) for index, reasons in self.journal.left_out.items()},
                 skipped={index: dict(reasons) for index, reasons in self.journal.skipped.items()},
                 attempt=attempt,

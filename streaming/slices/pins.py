@@ -80,14 +80,20 @@ class PinnedSlices:
         catalog: gives the dictionary as it is now (from any thread).
         indexes: index ids.
         nodes: asks them; closed with this.
+        lease_ms: a snapshot is held for so long when it is not renewed.
     """
 
     def __init__(
-        self, catalog: Callable[[], Catalog], indexes: Sequence[str], nodes: BlockingNodeClient
+        self,
+        catalog: Callable[[], Catalog],
+        indexes: Sequence[str],
+        nodes: BlockingNodeClient,
+        lease_ms: int = LEASE_MS,
     ) -> None:
         self._catalog = catalog
         self._indexes = list(indexes)
         self._nodes = nodes
+        self._lease_ms = lease_ms
         self._renewals: dict[str, Worker] = {}
         self._silent: set[str] = set()
         """Nodes that did not answer when they were last asked for a snapshot."""
@@ -111,7 +117,9 @@ class PinnedSlices:
         why = "no slice has a snapshot"
         while not stopped():
             try:
-                return self.try_pin(at_least)
+                found = self.try_pin(at_least)
+                self.keep(found)
+                return found
             except RetryableError as error:
                 why = error.message
             if time.monotonic() > deadline:
@@ -123,7 +131,7 @@ class PinnedSlices:
         )
 
     def try_pin(self, at_least: Timestamp | None = None) -> Pin:
-        """The same, but for waiting.
+        """The same without waiting; held for as long as one renewal lasts (`keep`).
 
         Raises:
             RetryableError: now there is none.
@@ -138,7 +146,7 @@ class PinnedSlices:
         if at_least is not None and not sample.timestamp.covers(at_least):
             raise RetryableError("the newest snapshot is older than what is wanted")
         hold = f"verify-{uuid.uuid4().hex}"
-        held, others, why = self._ask_pins(number, sample.incarnation, hold, LEASE_MS)
+        held, others, why = self._ask_pins(number, sample.incarnation, hold, self._lease_ms)
         timestamps = [one.timestamp for _, one in held.values()]
         if any(one.offsets() != sample.timestamp.offsets() for one in timestamps):
             why = f"slices say different timestamps of snapshot {number}"
@@ -150,7 +158,6 @@ class PinnedSlices:
         if why:  # (it is tried again at once: what other slices hold would pile up until it runs out)
             self._lease(pin, 0)
             raise RetryableError(why)
-        self._keep(pin)
         return pin
 
     def _ask_pins(
@@ -197,12 +204,12 @@ class PinnedSlices:
                 return found, others, why + (f" ({reasons})" if reasons else "")
         return found, others, ""
 
-    def _keep(self, pin: Pin) -> None:
+    def keep(self, pin: Pin) -> None:
         """Renew a hold until it is given back."""
 
         def renew() -> None:
             while not renewing.stopping.wait(RENEW_S):
-                self._lease(pin, LEASE_MS)
+                self._lease(pin, self._lease_ms)
 
         renewing = self._renewals[pin.hold] = Worker("renew", logged, renew)
         renewing.open()

@@ -130,6 +130,7 @@ class Plan(NamedTuple):
         real_pipeline: projectors use the real projection, routing and packing.
         replicas: index `a` has a second copy of each slice.
         layouts: indexes are made anew while they serve, and read while they get new layouts in the end.
+        seeds: new layouts begin with the slices of the old ones.
         moves: there is a third node; copies move, nodes are drained.
         restart_at_end: after the heal all nodes are killed once more.
         tables: some builds begin with a table.
@@ -144,6 +145,7 @@ class Plan(NamedTuple):
     real_pipeline: bool = False
     replicas: bool = False
     layouts: bool = False
+    seeds: bool = False
     moves: bool = False
     restart_at_end: bool = False
     tables: bool = False
@@ -203,6 +205,7 @@ def plan(seed: int, faults: Sequence[str] | None = None) -> Plan:
         real_pipeline=seed % 8 == 5 or seed % 16 == 15,
         replicas=seed % 8 == 3,
         layouts=seed % LAYOUTS_EACH in LAYOUTS_OF,
+        seeds=seed // LAYOUTS_EACH % 2 == 0,
         moves=seed % MOVES_EACH in MOVES_OF,
         tables=seed % 8 == 2,
         restart_at_end=seed % 4 == 1 or repairs,

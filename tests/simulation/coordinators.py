@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from coordinator.builds.registry import BuildLimits
@@ -112,7 +113,8 @@ class SimCoordinator:
         kafka.metadata.append(("term", TermRecord(self.term, f"c{self.term}", self.now)))
         reader.read()
         self.alive = True
-        self.leader = Leader(reader.catalog, CLUSTER, self.term, LIMITS, BUILD_LIMITS)
+        limits = replace(BUILD_LIMITS, seed_layouts=world.plan.seeds)
+        self.leader = Leader(reader.catalog, CLUSTER, self.term, LIMITS, limits)
         self._heard = len(kafka.reports)
         self._inbox: deque[Event] = deque()
         self._executor: deque[Instruction] = deque()

@@ -22,7 +22,7 @@ from keytide.errors import CallerError, RetryableError
 from keytide.model.log_history import LogHistory
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import BatchEnd, BuildSampled, encode
-from streaming.backfill.batches import Batches, BuildPlan
+from streaming.backfill.batches import Batches, BuildPlan, Seeded
 from streaming.backfill.course import BuildCourse, take_up
 from streaming.core import micro_batches as core
 from streaming.core.log_identity import ReadLostError
@@ -33,6 +33,7 @@ from streaming.drivers.failures import diagnose, source_changed
 from streaming.drivers.lifecycle import Outage, exit_status
 from streaming.drivers.progress import DriverTotals, Status, StoppedError
 from streaming.spark.checkpoint import CheckpointLostError, Range
+from tests.simulation import seeding
 from tests.simulation.kafka import Reader
 from tests.simulation.mishaps import machine_of
 from tests.simulation.packing import put_chunk, removal_chunk
@@ -224,7 +225,7 @@ class SimDriver:
         self.check()
         indexes = [(name, catalog.index(name)) for name in self.build.indexes]
         slices = {name: self.build.slices_of(index) for name, index in indexes if index is not None}
-        checkpoint.first = 1 if self.build.origin else 0
+        checkpoint.first = 1 if self.build.origin or self.build.seed else 0
         beginning = dict.fromkeys(source.ends(), 0)
         take_up(self.build, keyspace, self._status, checkpoint, lambda: beginning, Path(self.name))
         self._plan = BuildPlan(self.name, self._run, KEYSPACE, keyspace.topic_id, (), slices)
@@ -286,7 +287,10 @@ class SimDriver:
         self, origin: TableOrigin, work: Callable[[], Coroutine[Any, Any, None]], follow: Callable[[], None]
     ) -> None:
         self._table = origin
-        reading = work()
+        await self._beside(work(), follow)
+
+    async def _beside(self, reading: Coroutine[Any, Any, None], follow: Callable[[], None]) -> None:
+        """What another thread does, while this one follows."""
         while True:
             follow()
             try:
@@ -294,6 +298,11 @@ class SimDriver:
             except StopIteration:
                 return
             await Turn()
+
+    async def run_seed(
+        self, work: Callable[[], Coroutine[Any, Any, None]], follow: Callable[[], None]
+    ) -> None:
+        await self._beside(work(), follow)
 
     async def start_query(self) -> None:
         self._error, self._query, self._queried = None, None, True
@@ -393,6 +402,26 @@ class SimDriver:
         begin = Timestamp.of(self._table.offsets, self._plan.topic_id)
         shares = [rows[share::TASKS] for share in range(TASKS)]
         return await self._run_tasks(0, Range(begin, begin), True, shares, len(rows))
+
+    async def read_seed(self, goal: Timestamp) -> Seeded:
+        async def turn() -> None:
+            await Turn()
+
+        (name,), checkpoint, plan = self.build.indexes, self.checkpoint, self._plan
+        index = self._reader.catalog.index(name)
+        assert index is not None
+        checkpoint.attempts += 1
+        build = self.name, self._run, f"a{checkpoint.attempts}"
+        outcome, end, messages = await seeding.read(
+            self.world, lambda: self._reader.catalog, build, index, self.build.seed, goal, turn
+        )
+        assert len(outcome.winners) == len(plan.targets)
+        self._left = messages
+        self._sending = Sending(0, Range(end, end), True, outcome.winners, set(messages))
+        await self._send_all()
+        await Turn()
+        self._sending = None
+        return Seeded(outcome, end)
 
     def settle(self, documents: int) -> None:
         self._lived += documents

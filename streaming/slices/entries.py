@@ -1,0 +1,52 @@
+"""Entries and lines of skip ledgers of slices at a snapshot that is held, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from keytide.http.node_protocol import NodeUnavailableError
+from keytide.wire.digests import EntriesAnswer, EntriesAsk, SkippedVersion, SkipsAnswer, SkipsAsk
+from streaming.slices.pins import AnswerT, Pin, PinnedSlices, Place
+
+ROWS_PER_CALL: Final = 20_000
+"""Some hundredths of a second of a node's thread."""
+BYTES_PER_CALL: Final = 4 << 20
+LINES_PER_CALL: Final = 5_000
+
+
+class SliceEntries(PinnedSlices):
+    """Reads the slices of an index whole."""
+
+    def entries(self, pin: Pin, place: Place) -> Iterator[EntriesAnswer]:
+        """The entries of a slice in key order; no page is empty.
+
+        Raises:
+            PinLostError: it does not hold the snapshot any more.
+            RetryableError: it does not answer.
+        """
+        after, more = b"", True
+        while more:
+            where = (*place, pin.number, pin.incarnation, after)
+            ask = EntriesAsk(*where, ROWS_PER_CALL, BYTES_PER_CALL)
+            answer = self._ask(pin.nodes[place], ask, EntriesAnswer)
+            if answer.ids:
+                yield answer
+            after, more = answer.reached, answer.more
+
+    def skips(self, pin: Pin, place: Place) -> Iterator[SkippedVersion]:
+        """The lines of its skip ledger, by partition and offset. Raises as `entries`."""
+        after: tuple[int, int] | None = None
+        while True:
+            ask = SkipsAsk(*place, pin.number, pin.incarnation, after, LINES_PER_CALL)
+            lines = self._ask(pin.nodes[place], ask, SkipsAnswer).lines
+            if not lines:
+                return
+            yield from lines
+            after = lines[-1].partition, lines[-1].offset
+
+    def _ask(self, node: str, ask: EntriesAsk | SkipsAsk, kind: type[AnswerT]) -> AnswerT:
+        try:
+            return self.call(node, ask, kind)
+        except NodeUnavailableError:  # a connection that broke, say
+            return self.call(node, ask, kind)
