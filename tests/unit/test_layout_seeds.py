@@ -1,0 +1,427 @@
+"""New layouts that begin with the slices of the old ones: when the leader has them do so, and how entries
+come from old slices to new ones (R44)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from coordinator.builds.layout_sources import other_entries
+from coordinator.core.events import Reported
+from coordinator.core.instructions import StartDriver
+from coordinator.views import views
+from keytide.catalog.records import BuildRecord, IndexRecord
+from keytide.collation import encode_part
+from keytide.definition.index import IndexDefinition
+from keytide.definition.statement import CreateIndex, parse_statement
+from keytide.errors import RetryableError
+from keytide.model.timestamp import TABLE_PARTITION, Timestamp
+from keytide.wire.digests import EntriesAnswer, SkippedVersion
+from keytide.wire.messages import Message, NodeHeartbeat, PutChunk, RemovalChunk
+from projector.core.projection import KeyspacePlan, SourceBatch, project
+from router.core import slices_of
+from streaming.backfill.seed import Sending, pin_of
+from streaming.core.runs import ChunkHeader
+from streaming.core.seeding import in_order, page_of, partition_keys
+from streaming.slices.pins import Pin
+from tests.unit.copy_world import NODES
+from tests.unit.leader_world import facts
+from tests.unit.test_layouts import OLD, LayoutWorld
+
+MORE = "ALTER INDEX by_city SET (slices=3)"
+
+
+def begun(world: LayoutWorld, statement: str = MORE, **source: Any) -> BuildRecord:
+    """The build of the new layout, after its topics were made."""
+    world.sql(statement)
+    return prepared(world, **source)
+
+
+def prepared(world: LayoutWorld, **source: Any) -> BuildRecord:
+    world.tick()
+    build = world.new().build or ""
+    world.prepared(build, facts((130, 60), at=world.now, **source))
+    return world.leader.builds.registry.get(build)
+
+
+def remember(world: LayoutWorld, *earliest: int) -> None:
+    """What the old layout was built from."""
+    build = world.leader.builds.registry.get("b8")
+    began = Timestamp.of(dict(enumerate(earliest)), "t1")
+    world.leader.builds.registry.put(replace(build, earliest=began))
+
+
+# --- whether ------------------------------------------------------------------------------------------------
+
+
+def test_other_slices_begin_with_the_old_ones_whatever_the_source_has_forgotten() -> None:
+    world = LayoutWorld()
+    remember(world, 3, 0)
+    build = begun(world, earliest=(50, 7))
+    assert (build.state, build.seed) == ("BACKFILL", OLD)
+    assert build.earliest.offsets() == {0: 3, 1: 0}, "its entries are of all that"
+    assert any(f"begins with the entries of {OLD}" in note.text for note in world.notes)
+    world.driver(build.id, "RUNNING", table_documents=400, documents=100)
+    shown = views.build(world.leader, world.leader.builds.registry.get(build.id), world.now)
+    assert (shown["seed"], shown["documents_done"], shown["documents_total"]) == (OLD, 100, 400)
+    assert 20 <= shown["percent"] <= 25
+
+
+def test_what_is_in_the_way_of_its_driver_is_told() -> None:
+    world = LayoutWorld()
+    build = begun(world)
+    world.driver(build.id, "RUNNING", error="slices [1] of by_city do not hold a snapshot")
+    assert world.leader.builds.registry.run(build.id).waiting_for.startswith("slices [1]")
+    world.now += 1
+    world.driver(build.id, "RUNNING")
+    assert world.leader.builds.registry.run(build.id).waiting_for == ""
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE OR REPLACE INDEX by_city ON people (age)",
+        "CREATE OR REPLACE INDEX by_city ON people (city) INCLUDE (age)",
+        "CREATE OR REPLACE INDEX by_city ON people (city DESC)",
+        "CREATE OR REPLACE INDEX by_city ON people (city) WHERE age > 3",
+        "CREATE OR REPLACE INDEX by_city ON people (city) WITH (include_missing=true)",
+        "CREATE OR REPLACE INDEX by_city ON people (city) PARTITION BY HASH(age)",
+        "CREATE UNIQUE INDEX other ON people (city)",
+    ],
+)
+def test_other_entries_come_from_the_source(statement: str) -> None:
+    world = LayoutWorld()
+    if "other" in statement:
+        old = world.layout(OLD)
+        assert old is not None
+        parsed = parse_statement(statement)
+        assert isinstance(parsed, CreateIndex)
+        assert other_entries(parsed.definition, old.definition)
+        return
+    build = begun(world, statement)
+    assert (build.state, build.seed, build.documents_total) == ("BACKFILL", "", 190)
+
+
+def test_and_fail_if_that_has_forgotten_records_meanwhile() -> None:
+    world = LayoutWorld()
+    remember(world, 0, 0)
+    build = begun(world, "CREATE OR REPLACE INDEX by_city ON people (age)", earliest=(0, 7))
+    assert build.state == "FAILED"
+    assert "partitions 1 are gone" in build.error
+    assert "the definition says something else of entries" in build.error
+
+
+def test_documents_of_two_partitions_come_from_the_source() -> None:
+    """Entries do not say that a document was met in two: a version that is older, and late, would win."""
+    world = LayoutWorld()
+    status = world.status
+
+    def met(node: str, number: int) -> Any:
+        return replace(status(node, number), foreign_partition_ids=1 if number else 0)
+
+    world.status = met  # type: ignore[method-assign]
+    world.beat()
+    assert begun(world).seed == ""
+
+
+def test_off_by_a_setting() -> None:
+    world = LayoutWorld()
+    limits = world.leader.builds._limits
+    object.__setattr__(limits, "seed_layouts", False)
+    try:
+        assert begun(world).seed == ""
+    finally:
+        object.__setattr__(limits, "seed_layouts", True)
+
+
+def test_a_leader_that_has_heard_nobody_waits_and_one_that_hears_nobody_reads_the_source() -> None:
+    for speaks in (True, False):
+        world = LayoutWorld()
+        world.sql(MORE)
+        world.live(500)
+        other, _ = world.restart()
+        build = world.new().build or ""
+        source = facts((130, 60), at=other.now)
+        other.tick()
+        other.prepared(build, source)
+        found = other.leader.builds.registry.get(build)
+        if found.state == "QUEUED":
+            assert "what nodes say of" in other.leader.builds.registry.run(build).waiting_for
+            for _ in range(8):
+                if speaks:
+                    hear(world, other)
+                other.tick(500)
+            if speaks:
+                other.prepared(build, source)
+                found = other.leader.builds.registry.get(build)
+        assert found.seed == (OLD if speaks else ""), found
+
+
+def hear(world: LayoutWorld, other: Any) -> None:
+    """Another leader hears what nodes say."""
+    for node in NODES:
+        index = world.layout(OLD)
+        assert index is not None
+        slices = [
+            replace(world.status(node, number), index=OLD)
+            for number, nodes in enumerate(index.placement)
+            if node in nodes
+        ]
+        beat = NodeHeartbeat(node, f"http://{node}", 1, other.now, slices, 0, 1 << 40, 1 << 40)
+        other.handle(Reported(beat, other.now))
+
+
+def test_when_no_copy_of_an_old_slice_is_left_the_build_begins_again_with_the_source() -> None:
+    world = LayoutWorld()
+    build = begun(world)
+    assert build.seed == OLD
+    status = world.status
+
+    def lost(node: str, number: int) -> Any:
+        found = status(node, number)
+        return replace(found, state="LOST", number=-1) if number == 1 else found
+
+    world.status = lost  # type: ignore[method-assign]
+    out = world.live(1_000)
+    over = world.leader.builds.registry.get(build.id)
+    assert over.state == "CANCELLED"
+    assert "no copy is left of slices 1" in over.error
+    again = world.leader.builds.registry.get(world.new().build or "")
+    assert (again.attempt, again.id != build.id) == (1, True)
+    assert not any(isinstance(one, StartDriver) and one.build == again.id for one in out)
+
+
+def test_once_the_entries_are_there_the_old_layout_may_go() -> None:
+    world = LayoutWorld()
+    build = begun(world)
+    world.driver(build.id, "RUNNING", 1, (130, 60), table_documents=4, documents=4)
+    index = world.layout(OLD)
+    assert index is not None
+    world.leader.dictionary.put(replace(index, state="FAILED"))
+    world.tick()
+    assert world.leader.builds.registry.get(build.id).state == "BACKFILL"
+
+
+# --- how ----------------------------------------------------------------------------------------------------
+
+DEFINITIONS = [
+    "(city)",
+    "(city DESC)",
+    "(city, age)",
+    "(age DESC, city)",
+    "(UNNEST(tags), city)",
+    "(id)",
+    "(LOWER(city), age) ",
+]
+PARTITIONS = {
+    "(city)": ["HASH(city)", "HASH(id)", "RANGE(city) SPLIT AT ('f', 'p')"],
+    "(city DESC)": ["HASH(city)", "HASH(id)", "RANGE(city) SPLIT AT ('f', 'p')"],
+    "(city, age)": [
+        "HASH(age)",
+        "HASH(id)",
+        "RANGE(age) SPLIT AT (3, 40)",
+        "RANGE(id) SPLIT AT ('d3', 'd6')",
+    ],
+    "(age DESC, city)": ["HASH(age)", "HASH(city)", "RANGE(age) SPLIT AT (3, 40)"],
+    "(UNNEST(tags), city)": ["HASH(UNNEST(tags))", "HASH(city)", "HASH(id)"],
+    "(id)": ["HASH(id)", "RANGE(id) SPLIT AT ('d3', 'd6')"],
+    "(LOWER(city), age) ": ["HASH(LOWER(city))", "HASH(age)"],
+}
+DOCUMENTS = [
+    {"city": city, "age": age, "tags": tags}
+    for city, age, tags in itertools.product(
+        ("amsterdam", "Zürich", "", "f", None), (1, 3, 40.5, None), (["x", "y"], [])
+    )
+]
+DOCUMENTS += [{"age": 7}, {"city": 5, "age": "x"}]
+
+
+def index_of(keys: str, partition: str, slices: int) -> IndexRecord:
+    options = "" if "SPLIT" in partition else f"WITH (slices={slices})"
+    parsed = parse_statement(
+        f"CREATE INDEX i ON people {keys} INCLUDE (age) PARTITION BY {partition} {options}"
+    )
+    assert isinstance(parsed, CreateIndex)
+    made = parsed.definition
+    splits = tuple(encode_part(one.value) for one in made.given_splits)
+    return IndexRecord("i-9", made, "BUILDING", 1, [["n1"]] * made.slices, "b9", 0, splits=splits)
+
+
+def entries_of(definition: IndexDefinition) -> tuple[list[bytes], Any]:
+    ids = [b"d%d" % number for number in range(len(DOCUMENTS))]
+    values = [json.dumps(one).encode() for one in DOCUMENTS]
+    batch = SourceBatch(0, 0, 0, len(ids), list(range(len(ids))), list(ids), list(values), [0] * len(ids))
+    made = project(batch, KeyspacePlan([("i", definition)])).indexes["i"]
+    return [ids[ordinal] for ordinal in made.ordinals.tolist()], made
+
+
+@pytest.mark.parametrize(
+    ("keys", "partition"), [(keys, one) for keys in DEFINITIONS for one in PARTITIONS[keys]]
+)
+def test_an_entry_says_its_slice_as_its_document_does(keys: str, partition: str) -> None:
+    definition = index_of(keys, partition, 3).definition
+    ids, made = entries_of(definition)
+    assert ids
+    assert partition_keys(definition, ids, made.keys) == list(made.partition_keys)
+    assert not other_entries(definition, index_of(keys, PARTITIONS[keys][0], 5).definition)
+
+
+class Recorder:
+    """Keeps what is sent to slices."""
+
+    attempt = "a1"
+
+    def __init__(self) -> None:
+        self.sent: dict[int, list[Message]] = {}
+
+    def send(self, target: int, message: Message) -> None:
+        self.sent.setdefault(target, []).append(message)
+
+
+def answers(rows: list[tuple[bytes, bytes, bytes, int]], size: int) -> list[EntriesAnswer]:
+    """Entries of one slice as (key, id, value, offset), in key order, page by page."""
+    rows.sort(key=lambda row: row[0] + row[1])
+    found: list[EntriesAnswer] = []
+    for at in range(0, len(rows), size):
+        part = rows[at : at + size]
+        offsets = np.array([row[3] for row in part], "<u8")
+        found.append(
+            EntriesAnswer(
+                [row[1] for row in part],
+                [row[0] for row in part],
+                [row[2] for row in part],
+                (offsets % 2).astype("<u4").tobytes(),
+                offsets.tobytes(),
+                (offsets.astype("<i8") * 10).tobytes(),
+                at + size < len(rows),
+                part[-1][0] + part[-1][1],
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 3, 1_000])
+@pytest.mark.parametrize("keys", DEFINITIONS)
+def test_entries_come_in_key_order_each_where_it_belongs_with_its_version(keys: str, size: int) -> None:
+    for before, after in itertools.product(PARTITIONS[keys], repeat=2):
+        old, new = index_of(keys, before, 3), index_of(keys, after, 5)
+        ids, made = entries_of(new.definition)
+        values = made.values or [b""] * len(ids)
+        rows = list(zip(made.keys, ids, values, range(len(ids)), strict=True))
+        routes = routes_of(old).tolist()
+        slices = [[row for row, at in zip(rows, routes, strict=True) if at == n] for n in range(old.slices)]
+        recorder = Recorder()
+        sending = Sending(new, recorder, header, 100)
+        for page in in_order([map(page_of, answers(one, size)) for one in slices]):
+            sending.add(page)
+        sending.end_entries()
+        outcome = sending.settled(len(ids))
+        routes = routes_of(new).tolist()
+        for number in range(new.slices):
+            here = [row for row, at in zip(rows, routes, strict=True) if at == number]
+            sent = [one for one in recorder.sent.get(number, []) if isinstance(one, PutChunk)]
+            found = [row for chunk in sent for row in rows_of(chunk)]
+            assert [(row.key + row.id, row.offset) for row in found] == sorted(
+                (key + id_, offset) for key, id_, _, offset in here
+            )
+            assert all((row.partition, row.time) == (row.offset % 2, 10 * row.offset) for row in found)
+            assert outcome.winners[number] == {"a1": len(sent)}
+            assert [one.sequence for one in sent] == list(range(len(sent)))
+            assert outcome.entries[number] == len(here)
+
+
+def header(number: int, attempt: str) -> ChunkHeader:
+    return ChunkHeader("b9", "i-9", number, "r", 0, attempt)
+
+
+def routes_of(index: IndexRecord) -> Any:
+    """The slices of the entries of all documents."""
+    return slices_of(entries_of(index.definition)[1].partition_keys, index.slices, index.splits)
+
+
+class Row(NamedTuple):
+    key: bytes
+    id: bytes
+    partition: int
+    offset: int
+    time: int
+
+
+def rows_of(chunk: PutChunk) -> list[Row]:
+    """The entries of a chunk."""
+    keys, ids = (
+        cut(blob, np.frombuffer(lengths, kind))
+        for blob, lengths, kind in (
+            (chunk.keys, chunk.key_lengths, "<u2"),
+            (chunk.ids, chunk.id_lengths, "u1"),
+        )
+    )
+    numbers = (
+        np.frombuffer(data, kind).tolist()
+        for data, kind in ((chunk.partitions, "<u4"), (chunk.offsets, "<u8"), (chunk.times, "<i8"))
+    )
+    return [Row(*one) for one in zip(keys, ids, *numbers, strict=True)]
+
+
+def cut(blob: bytes, lengths: Any) -> list[bytes]:
+    ends = np.cumsum(lengths).tolist()
+    return [blob[end - size : end] for end, size in zip(ends, lengths.tolist(), strict=True)]
+
+
+def test_lines_of_skip_ledgers_go_to_the_slices_of_their_ids() -> None:
+    new = index_of("(city)", "HASH(city)", 4)
+    lines = [
+        SkippedVersion(partition, offset, b"d%d" % offset, "not-json" if offset % 3 else "bad-id", "why")
+        for partition in (0, 1, TABLE_PARTITION)
+        for offset in range(40)
+    ]
+    recorder = Recorder()
+    sending = Sending(new, recorder, header, 100)
+    sending.skip(iter(lines))
+    found = [
+        (chunk.partition, skip.offset, skip.id, skip.reason, skip.detail)
+        for number, sent in recorder.sent.items()
+        for chunk in sent
+        if isinstance(chunk, RemovalChunk) and chunk.heard is None
+        for skip in chunk.skips
+        if slices_of([skip.id], 4).tolist() == [number]
+    ]
+    assert sorted(found) == [tuple(msgspec.structs.astuple(line)) for line in lines]
+    assert sending.settled(0).skipped == {new.id: {"bad-id": 42, "not-json": 78}}
+
+
+# --- holding a snapshot -------------------------------------------------------------------------------------
+
+
+class Slices:
+    """Old slices that have one snapshot."""
+
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self.given_back = 0
+        self.goal = Timestamp()
+
+    def try_pin(self, goal: Timestamp) -> Pin:
+        self.goal = goal
+        return Pin(7, self.incarnation, goal, "h", {("i-1", 0): "n1"})
+
+    def release(self, pin: Pin) -> None:
+        self.given_back += 1
+
+
+def test_a_snapshot_of_another_history_is_given_back() -> None:
+    """The keyspace was rolled back, or the build is of the history before: what it holds is not wanted."""
+    goal = Timestamp.of({0: 5}, "t1")
+    other: Any = Slices(2)
+    with pytest.raises(RetryableError, match="of another history"):
+        pin_of(other, goal, 1)
+    assert other.given_back == 1
+    mine: Any = Slices(1)
+    assert pin_of(mine, goal, 1).number == 7
+    assert (mine.given_back, mine.goal) == (0, goal), "at or past all that the build must reach"
