@@ -11,6 +11,8 @@ from typing import Any
 
 import psutil
 import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from deploy.cluster import LocalCluster
 from keytide.catalog.records import IndexRecord
@@ -261,6 +263,7 @@ def test_an_index_gets_other_slices_and_columns_while_it_serves(world: World) ->
 
             wait_for(answers, "the new layout answers", 240)
             assert killed
+            assert world.build_state(build)["seed"] == old.id, "it began with the old slices"
             page = opened[-2]  # (the old one did then, and a page is leased for longer than a look takes)
             rows, snapshot = len(page.rows), page.snapshot
             while page.page is not None:
@@ -282,6 +285,29 @@ def test_an_index_gets_other_slices_and_columns_while_it_serves(world: World) ->
         assert all("total" in row.include for row in page.rows)
     assert _record(world).slices == 5, "what is not said stays"
     _check_at_end(world)
+
+
+def test_new_slices_have_what_the_source_has_forgotten(world: World) -> None:
+    """Entries, and lines of the skip ledger, while more is written."""
+    producer = Producer({"bootstrap.servers": world.bootstrap})
+    for number in range(3):
+        producer.produce(TOPIC, b"{ no json", f"bad{number}".encode())
+    assert producer.flush(30) == 0
+    _check_at_end(world)  # (what the source had is known from here on)
+    ends = [TopicPartition(TOPIC, p, offset) for p, offset in world.ends(TOPIC).items()]
+    admin = AdminClient({"bootstrap.servers": world.bootstrap})
+    for future in admin.delete_records(ends).values():
+        future.result(30)
+    old = _record(world)
+    with Writer(world.bootstrap, TOPIC, 18, order, per_second=300), Readers(world, range(3)) as readers:
+        build = world.sql(f"ALTER INDEX {INDEX} SET (slices=2)")["build"]
+        world.wait_ready(build)
+        wait_for(lambda: _record(world).id != old.id, "the new layout answers", 120)
+        readers.go_on()
+    assert world.build_state(build)["seed"] == old.id
+    _check_at_end(world)
+    page = world.admin.call("GET", f"/v1/indexes/{INDEX}/skipped?limit=100")
+    assert {"bad0", "bad1", "bad2"} <= {line["id"] for line in page["lines"]}, page
 
 
 def _layouts(world: World) -> list[dict[str, Any]]:
