@@ -13,17 +13,17 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from coordinator.builds.layout_sources import Seed, forgotten, seed_of
 from coordinator.builds.pausing import BuildPausing
 from coordinator.builds.registry import BuildLimits, BuildRegistry
 from coordinator.builds.sampling import SplitSampling
-from coordinator.builds.source_checks import open_transactions, waiting_words
-from coordinator.builds.table_origins import refused
 from coordinator.catalog.placement import TooFewNodesError, counts, nodes_of, place
 from coordinator.core.events import BuildPrepared, PrepareFailed
 from coordinator.core.instructions import Instruction, Note, PrepareBuild, StartDriver
 from coordinator.core.nodes import HeardNodes
 from coordinator.core.source_status import SourceStatus
+from coordinator.sources.layout_sources import Seed, forgotten, seed_of
+from coordinator.sources.source_checks import open_transactions, waiting_words
+from coordinator.sources.table_origins import refused
 from keytide.catalog.records import BuildRecord, IndexRecord
 from keytide.model.timestamp import Timestamp
 

@@ -15,7 +15,11 @@ from msgspec.structs import replace
 from coordinator.builds.pausing import BuildPausing
 from coordinator.builds.phases import with_bytes
 from coordinator.builds.registry import BuildLimits, BuildRegistry, BuildRun
-from coordinator.builds.source_checks import (
+from coordinator.core import drivers
+from coordinator.core.events import DriverExited, SourceSampled
+from coordinator.core.failure_detector import SILENT_MS, START_MS, ReportWatch
+from coordinator.core.instructions import Instruction, Note, SampleSource, StartDriver, StopDriver
+from coordinator.sources.source_checks import (
     finished,
     open_transactions,
     reached,
@@ -23,10 +27,6 @@ from coordinator.builds.source_checks import (
     unbuildable,
     waiting_words,
 )
-from coordinator.core import drivers
-from coordinator.core.events import DriverExited, SourceSampled
-from coordinator.core.failure_detector import SILENT_MS, START_MS, ReportWatch
-from coordinator.core.instructions import Instruction, Note, SampleSource, StartDriver, StopDriver
 from keytide.catalog.records import BuildRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Activated, BuildProgress

@@ -24,7 +24,6 @@ from msgspec.structs import replace
 from coordinator.builds.admission import BuildAdmission
 from coordinator.builds.backfill import BEGIN_AGAIN, BackfillPhase
 from coordinator.builds.completion import COMMON, BuildCompletion
-from coordinator.builds.layout_sources import gone, other_entries
 from coordinator.builds.pausing import BuildPausing
 from coordinator.builds.phases import Phases
 from coordinator.builds.registry import BuildLimits, BuildRegistry
@@ -47,6 +46,7 @@ from coordinator.core.instructions import DeleteTopics, Instruction, Note, Start
 from coordinator.core.nodes import HeardNodes
 from coordinator.core.source_status import SourceStatus
 from coordinator.jobs.jobs import Jobs
+from coordinator.sources.layout_sources import gone, other_entries
 from keytide.catalog.records import BuildRecord, IndexRecord
 from keytide.catalog.table_origin import TableOrigin
 from keytide.definition.index import IndexDefinition

@@ -23,12 +23,12 @@ from msgspec.structs import replace
 from coordinator.builds.copies import away
 from coordinator.builds.registry import BuildRegistry
 from coordinator.builds.retirement import give_up
-from coordinator.builds.source_checks import unbuildable
 from coordinator.core.events import CommonSnapshot, SourceSampled
 from coordinator.core.instructions import DeleteTopics, Instruction, Note, SendBuildEnd
 from coordinator.core.nodes import HeardNodes
 from coordinator.jobs.jobs import Jobs
 from coordinator.jobs.registry import FINAL, faults_of
+from coordinator.sources.source_checks import unbuildable
 from coordinator.unique.violations import failure
 from keytide.catalog.records import BuildRecord, IndexRecord, JobRecord, Violated
 from keytide.errors import invariant

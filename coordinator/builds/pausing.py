@@ -30,11 +30,11 @@ from typing import Literal, NamedTuple
 from msgspec.structs import replace
 
 from coordinator.builds.registry import BuildLimits, BuildRegistry, Cause
-from coordinator.builds.source_checks import finished, target
 from coordinator.core.events import RoomSeen, SourceAway
 from coordinator.core.failure_detector import START_MS
 from coordinator.core.instructions import Instruction, Note, StartDriver, StopDriver
 from coordinator.core.nodes import HeardNode, HeardNodes
+from coordinator.sources.source_checks import finished, target
 from keytide.catalog.records import BuildRecord
 
 LONGEST_PAUSE_MS = 300_000

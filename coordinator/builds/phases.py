@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from coordinator.builds.registry import BuildRegistry
-from coordinator.builds.source_checks import target
 from coordinator.core.nodes import HeardNodes
+from coordinator.sources.source_checks import target
 from keytide.catalog.records import BuildRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import BuildProgress, SliceStatus

@@ -28,9 +28,9 @@ from coordinator.builds.builds import Builds
 from coordinator.builds.completion import words
 from coordinator.builds.registry import FINAL, BuildLimits
 from coordinator.builds.retirement import give_up
-from coordinator.builds.table_origins import origin_of
 from coordinator.core.instructions import Instruction, Note
 from coordinator.core.nodes import HeardNodes
+from coordinator.sources.table_origins import origin_of
 from keytide.catalog.records import BuildRecord, IndexRecord
 from keytide.model.timestamp import Timestamp
 

@@ -25,13 +25,13 @@ from typing import Final
 from msgspec.structs import replace
 
 from coordinator.builds.builds import Builds
-from coordinator.builds.layout_sources import forgotten_since
 from coordinator.builds.retirement import give_up
 from coordinator.copies.grace import Grace
 from coordinator.copies.reports import CopyReports
 from coordinator.core.events import DictionaryWritten, Event, Tick
 from coordinator.core.instructions import Instruction, Note
 from coordinator.layouts.dropping import drop
+from coordinator.sources.layout_sources import forgotten_since
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.records import IndexRecord

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from coordinator.builds.builds import Builds
 from coordinator.builds.retirement import retire
-from coordinator.builds.table_origins import origin_of
 from coordinator.core.instructions import Instruction, Note
+from coordinator.sources.table_origins import origin_of
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
 from keytide.catalog.records import IndexRecord, RollbackRecord

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from coordinator.builds.builds import Builds
 from coordinator.builds.pausing import BY_OPERATOR
 from coordinator.builds.registry import FINAL
-from coordinator.builds.table_origins import refused
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.catalog.registry import ConflictError
 from coordinator.copies.moving import Moves
@@ -23,6 +22,7 @@ from coordinator.core.source_status import SourceStatus
 from coordinator.jobs.registry import DRAIN
 from coordinator.jobs.registry import FINAL as JOB_FINAL
 from coordinator.layouts.dropping import drop
+from coordinator.sources.table_origins import refused
 from coordinator.statements.altering import altered, rename
 from coordinator.statements.copy_rates import drain_of, set_rate
 from coordinator.statements.keyspaces import take_keyspace

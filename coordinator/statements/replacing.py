@@ -12,12 +12,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from coordinator.builds.builds import Builds
-from coordinator.builds.layout_sources import forgotten
-from coordinator.builds.table_origins import origin_of
 from coordinator.catalog.registry import ConflictError
 from coordinator.core.instructions import Instruction, Note
 from coordinator.core.source_status import SourceStatus
 from coordinator.layouts.dropping import drop
+from coordinator.sources.layout_sources import forgotten
+from coordinator.sources.table_origins import origin_of
 from coordinator.statements.altering import altered, check_splits, named, set_replicas, set_slices
 from keytide.catalog.records import BuildRecord, IndexRecord
 from keytide.definition.index import IndexDefinition

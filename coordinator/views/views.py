@@ -9,10 +9,10 @@ from typing import Any
 
 from coordinator.builds.phases import percent_done
 from coordinator.builds.registry import FINAL
-from coordinator.builds.source_checks import target
-from coordinator.builds.table_origins import shown
 from coordinator.leader import Leader
 from coordinator.rollback.rollback import in_words
+from coordinator.sources.source_checks import target
+from coordinator.sources.table_origins import shown
 from coordinator.stability.stream import StabilityStream
 from coordinator.views import absent_nodes, loads
 from coordinator.views.copies import drain_state

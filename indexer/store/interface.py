@@ -179,10 +179,6 @@ class StoreSnapshot(Protocol):
         """Those of some canonical keys (all different, ascending) that more than one document has here."""
         ...
 
-    def back(self, docid: bytes) -> StoredDocument | None:
-        """What the back index has under a document id."""
-        ...
-
     def backs(self, docids: Sequence[bytes]) -> dict[bytes, StoredDocument]:
         """What the back index has under some document ids, of those that it has."""
         ...

@@ -274,7 +274,7 @@ class UniqueWatch:
         ]
         documents: list[DuplicateDocument] = []
         for docid in ids[:limit]:
-            held = snapshot.back(docid)
+            held = snapshot.backs((docid,)).get(docid)
             if held is not None:
                 documents.append(DuplicateDocument(docid, held.partition, held.offset, held.time))
         self._suspects.put(key, documents, kept, self._gaps, more=len(ids) > limit)

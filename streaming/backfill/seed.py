@@ -34,7 +34,7 @@ from router.core import slices_of
 from streaming.backfill.batches import Seeded
 from streaming.core import runs
 from streaming.core.micro_batches import SettledBatch
-from streaming.core.seeding import Page, in_order, page_of, shared_out
+from streaming.core.seeding import SlicePage, in_order, page_of, shared_out
 from streaming.drivers.progress import Status, StoppedError
 from streaming.drivers.rate_gate import RateGate
 from streaming.slices.entries import SliceEntries
@@ -121,7 +121,7 @@ class SeedReader:
         if self._ending.is_set():
             raise StoppedError
 
-    def _pages(self, pin: Pin) -> Iterator[Page]:
+    def _pages(self, pin: Pin) -> Iterator[SlicePage]:
         places = sorted(pin.nodes)
         with ThreadPoolExecutor(len(places), "seed") as threads:
             yield from in_order(
@@ -178,7 +178,7 @@ class Sending:
         self._entries = [0] * slices
         self._skipped: dict[str, int] = {}
 
-    def add(self, page: Page) -> None:
+    def add(self, page: SlicePage) -> None:
         """Share out a page."""
         for number, block in shared_out(page, self._index.definition, self._index.splits):
             for entries in self._merges[number].add(block):

@@ -23,7 +23,7 @@ from router.core import slices_of
 from streaming.core.runs import SCHEMA, RunBlock
 
 
-class Page(NamedTuple):
+class SlicePage(NamedTuple):
     """Entries of one slice, in key order.
 
     Attributes:
@@ -41,7 +41,7 @@ class Page(NamedTuple):
         return self.keys[0] + self.ids[0]
 
 
-def page_of(answer: EntriesAnswer) -> Page:
+def page_of(answer: EntriesAnswer) -> SlicePage:
     """What a node has told."""
     columns = [
         pa.array(np.frombuffer(answer.partitions, "<u4")),
@@ -51,12 +51,12 @@ def page_of(answer: EntriesAnswer) -> Page:
         pa.array(answer.keys, pa.binary()),
         pa.array(answer.values, pa.binary()),
     ]
-    return Page(pa.RecordBatch.from_arrays(columns, schema=SCHEMA), answer.ids, answer.keys)
+    return SlicePage(pa.RecordBatch.from_arrays(columns, schema=SCHEMA), answer.ids, answer.keys)
 
 
-def in_order(slices: Sequence[Iterator[Page]]) -> Iterator[Page]:
+def in_order(slices: Sequence[Iterator[SlicePage]]) -> Iterator[SlicePage]:
     """The pages of several slices in the order of their first entry keys."""
-    heap: list[tuple[bytes, int, Page]] = []
+    heap: list[tuple[bytes, int, SlicePage]] = []
     for number, pages in enumerate(slices):
         if (page := next(pages, None)) is not None:
             heap.append((page.first, number, page))
@@ -72,7 +72,7 @@ def in_order(slices: Sequence[Iterator[Page]]) -> Iterator[Page]:
 
 
 def shared_out(
-    page: Page, definition: IndexDefinition, splits: Sequence[bytes]
+    page: SlicePage, definition: IndexDefinition, splits: Sequence[bytes]
 ) -> Iterator[tuple[int, RunBlock]]:
     """The entries of a page by the slices of an index that they fall to; their bound is that of the page.
 

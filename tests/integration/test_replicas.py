@@ -289,7 +289,7 @@ def test_an_index_gets_other_slices_and_columns_while_it_serves(world: World) ->
 
 def test_new_slices_have_what_the_source_has_forgotten(world: World) -> None:
     """Entries, and lines of the skip ledger, while more is written."""
-    producer = Producer({"bootstrap.servers": world.bootstrap})
+    producer = Producer({"bootstrap.servers": world.bootstrap, "enable.idempotence": True})
     for number in range(3):
         producer.produce(TOPIC, b"{ no json", f"bad{number}".encode())
     assert producer.flush(30) == 0

@@ -74,10 +74,6 @@ class MemorySnapshot:
         self._check_open()
         return [key for key in keys if len(self._span(key, successor(key))) > 1]
 
-    def back(self, docid: bytes) -> StoredDocument | None:
-        self._check_open()
-        return self._state.back.get(docid)
-
     def backs(self, docids: Sequence[bytes]) -> dict[bytes, StoredDocument]:
         self._check_open()
         return {docid: self._state.back[docid] for docid in docids if docid in self._state.back}

@@ -65,6 +65,8 @@ KILLERS: Final[dict[str, tuple[int, str]]] = {
     "drop_whoever_reads": (35, "Stable"),
     "let_names_decide": (17, "Stable"),
     "keep_old_layouts": (17, "Stuck"),
+    "begin_with_any_snapshot": (195, "NothingSilent"),
+    "leave_old_skips": (131, "NothingSilent"),
     "forget_the_splits": (111, "Untorn"),
     "leave_samples_alone": (23, "Stuck"),
     "read_the_last_first": (7, "Stable"),

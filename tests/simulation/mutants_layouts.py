@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from coordinator.builds import admission
+from coordinator.builds.builds import Builds
 from coordinator.copies.reports import CopyReports
+from coordinator.core.nodes import HeardNodes
+from coordinator.layouts import layouts
 from coordinator.layouts.layouts import Layouts
+from coordinator.sources.layout_sources import Seed
 from indexer.scan.plan.directory import IndexDirectory, Scannable
+from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import IndexRecord
+from keytide.model.timestamp import Timestamp
+from streaming.backfill.seed import Sending
+from streaming.slices.entries import SliceEntries
+from streaming.slices.pins import Pin, PinnedSlices
 from tests.simulation.mutants import mutant
 from tests.simulation.mutants_unit import unit_mutant
 from tests.simulation.planting import Patches
-from tests.unit import test_layouts
+from tests.unit import test_layout_seeds, test_layouts
 
 
 @mutant("R45, at once", "a layout goes whoever reads from it", faults=("late-control", "lost-report"))
@@ -31,6 +42,58 @@ def let_names_decide(patches: Patches) -> None:
 @mutant("R45, never gone", "a layout that was replaced stays", faults=("node-crash",))
 def keep_old_layouts(patches: Patches) -> None:
     patches.put(Layouts, "_old", lambda self, *_: [])
+
+
+@mutant(
+    "R44, past every activation",
+    "a build begins with whatever snapshot the old layout has, as if it had reached all",
+    faults=("late-control", "slow-projector"),
+)
+def begin_with_any_snapshot(patches: Patches) -> None:
+    def try_pin(self: SliceEntries, at_least: Timestamp | None = None) -> Pin:
+        pin: Pin = _try_pin(self)
+        return replace(pin, timestamp=pin.timestamp.merge_max(at_least or Timestamp()))
+
+    _try_pin = patches.put(PinnedSlices, "try_pin", try_pin)
+
+
+@mutant("R44, ledger", "a build begins with the entries of old slices alone", faults=("node-crash",))
+def leave_old_skips(patches: Patches) -> None:
+    patches.put(Sending, "skip", lambda self, _: None)
+
+
+@unit_mutant(
+    "R44, seed gone",
+    "a build waits for the old slices whatever becomes of them",
+    "here there is room for the rebuild that brings them back",
+    test_layout_seeds.test_when_no_copy_of_an_old_slice_is_left_the_build_begins_again_with_the_source,
+)
+def wait_for_lost_seeds(patches: Patches) -> None:
+    patches.put(Builds, "_seed_gone", lambda self, _: "")
+
+
+@unit_mutant(
+    "R44, foreign",
+    "a build begins with old slices that have met documents in two source partitions",
+    "a document has one source partition here",
+    test_layout_seeds.test_documents_of_two_partitions_come_from_the_source,
+)
+def seed_foreign_documents(patches: Patches) -> None:
+    def seed_of(catalog: Catalog, nodes: HeardNodes, index: IndexRecord) -> Seed:
+        found: Seed = _seed_of(catalog, nodes, index)
+        return Seed(index.replaces) if "two source partitions" in found.why else found
+
+    _seed_of = patches.put(admission, "seed_of", seed_of)
+
+
+@unit_mutant(
+    "R44, forgotten",
+    "a layout that reads the source takes over, though that has forgotten what the old one was built from",
+    "the source forgets nothing while it is indexed here",
+    test_layouts.test_nor_what_it_forgets_while_the_new_layout_is_built,
+)
+def take_what_is_left(patches: Patches) -> None:
+    patches.put(layouts, "forgotten_since", lambda *_: "")
 
 
 @unit_mutant(

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from coordinator.builds import backfill as backfilling
-from coordinator.builds import source_checks as source
 from coordinator.builds.admission import BuildAdmission
 from coordinator.builds.builds import Builds
 from coordinator.builds.completion import BuildCompletion
 from coordinator.builds.retirement import Retirement
 from coordinator.core.events import BuildPrepared, SourceSampled
 from coordinator.core.nodes import HeardNodes
+from coordinator.sources import source_checks as source
 from coordinator.stability import bounds
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.projector_lag import Lateness, LatenessWatch

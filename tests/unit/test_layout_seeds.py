@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from coordinator.builds.layout_sources import other_entries
 from coordinator.core.events import Reported
 from coordinator.core.instructions import StartDriver
+from coordinator.sources.layout_sources import other_entries
 from coordinator.views import views
 from keytide.catalog.records import BuildRecord, IndexRecord
 from keytide.collation import encode_part

@@ -15,9 +15,9 @@ import pytest
 import xxhash
 
 from coordinator.builds.registry import BuildLimits
-from coordinator.builds.table_origins import lost_tombstones, refused
 from coordinator.core.events import BuildPrepared, SourceSampled
 from coordinator.core.instructions import Instruction, PrepareBuild, StartDriver
+from coordinator.sources.table_origins import lost_tombstones, refused
 from coordinator.statements.origin_body import OriginBody
 from coordinator.statements.origin_reach import OriginRefusedError, Reach, check, reach_of
 from coordinator.views import views

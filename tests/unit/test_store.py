@@ -150,10 +150,10 @@ def test_the_ledger_is_written_in_the_commit_and_read_in_order(store: SliceStore
 def test_back_tells_version_and_keys(store: SliceStore) -> None:
     store.apply(segments([put("d", 3, A, B, time=77), put("e", 4, C)]), state(1, p0=5))
     snapshot = store.snapshot()
-    held = snapshot.back(b"d")
+    held = snapshot.backs([b"d"]).get(b"d")
     assert held is not None
     assert (held.partition, held.offset, held.time, held.keys, held.foreign) == (0, 3, 77, (A, B), False)
-    assert snapshot.back(b"nobody") is None
+    assert snapshot.backs([b"nobody"]).get(b"nobody") is None
     assert [docid for docid, _ in snapshot.back_rows()] == [b"d", b"e"]
     snapshot.close()
 

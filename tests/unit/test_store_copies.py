@@ -144,8 +144,8 @@ def test_tombstones_and_ids_of_several_partitions_are_copied(kind: Kind, store: 
     filling.close()
     copy = kind.copy()
     snapshot = copy.snapshot()
-    assert snapshot.back(b"t") == StoredDocument(1, 0, 1_500, (), True)
-    assert snapshot.back(b"f") == StoredDocument(1, 1, 1_500, (B,), True)
+    assert snapshot.backs([b"t"]).get(b"t") == StoredDocument(1, 0, 1_500, (), True)
+    assert snapshot.backs([b"f"]).get(b"f") == StoredDocument(1, 1, 1_500, (B,), True)
     snapshot.close()
     copy.close()
 

@@ -429,7 +429,7 @@ def test_impossible_rows_are_damage_wherever_they_are_read(tmp_path: Path, folds
     snapshot = store.snapshot()
     for read in (
         lambda: list(snapshot.rows()),
-        lambda: snapshot.back(b"d00"),
+        lambda: snapshot.backs([b"d00"]).get(b"d00"),
         lambda: list(snapshot.back_rows()),
         lambda: snapshot.skips(10),
     ):
@@ -459,7 +459,7 @@ def test_what_lmdb_finds_is_damage_in_snapshots_and_commits(
         with pytest.raises(StoreDamagedError):
             list(snapshot.rows())
         with pytest.raises(StoreDamagedError):
-            snapshot.back(b"d")
+            snapshot.backs([b"d"]).get(b"d")
         with pytest.raises(StoreDamagedError):
             store.apply(segments([Version(b"d", 0, 1)]), state(2, p0=2))
     assert [row[0] for row in rows_of(snapshot)] == [key("k") + b"d"]

@@ -24,8 +24,8 @@ from keytide.errors import ConfigurationError, RetryableError
 from keytide.http.tls import AUTHORITY_VARIABLE, trusted
 from keytide.serving.server import server_of
 from keytide.settings.settings import SecuritySettings, load_settings
+from streaming.slices import pins
 from streaming.verify import driver
-from streaming.verify import slices as asking
 from tests.unit.certificates import Authority
 from tests.unit.scan_world import World
 
@@ -131,7 +131,7 @@ def test_drivers_trust_the_authority_of_their_settings(
     following = SimpleNamespace(catalog=lambda: made.catalog, close=lambda: None)
     monkeypatch.setattr(driver, "MetadataFollower", lambda *_: following)
     monkeypatch.setattr(driver, "admin", lambda _: nullcontext())
-    monkeypatch.setattr(asking, "PIN_LIMIT_S", 0.0)
+    monkeypatch.setattr(pins, "PIN_LIMIT_S", 0.0)
     security = {"tls_authority": str(served.authority.certificate)}
     settings = load_settings(data_dir=str(tmp_path), security=security)
     verify = driver.VerifyDriver(settings, "j1", threading.Event())

@@ -398,7 +398,7 @@ def test_a_snapshot_tells_the_versions_of_its_own_moment(kind: str, tmp_path: Pa
         assert told[3][0] == (0, 300)
         assert [told[3][at] for at in range(300) if at != 1] == [now[at] for at in range(300) if at != 1]
         held = store.snapshot()
-        back = held.back(b"d1")
+        back = held.backs([b"d1"]).get(b"d1")
         held.close()
         assert told[3][1] == (None if back is None or not back.keys else (back.partition, back.offset))
     finally:

@@ -62,14 +62,6 @@ class LmdbSnapshot:
         with self._reading() as views:
             return shared_keys(views, keys)
 
-    def back(self, docid: bytes) -> StoredDocument | None:
-        with self._reading() as views:
-            for view in reversed(views):
-                record = view.get(docid, view.tables.back)
-                if record is not None:
-                    return None if record == REMOVED else unpack_record(record)
-        return None
-
     def backs(self, docids: Sequence[bytes]) -> dict[bytes, StoredDocument]:
         with self._reading() as views:
             return held_by(views, docids)

@@ -6,8 +6,8 @@ the reason.
 
 from __future__ import annotations
 
-from coordinator.builds.table_origins import lost_tombstones
 from coordinator.core.source_status import SourceStatus
+from coordinator.sources.table_origins import lost_tombstones
 from keytide.catalog.records import BuildRecord
 from keytide.model.timestamp import Timestamp
 

@@ -1,0 +1,2 @@
+"""What builds read, and whether it has what they need: the source, a table in place of its beginning, the
+slices of another layout. Pure judgements, asked by builds, rollbacks and statements."""
