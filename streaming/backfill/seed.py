@@ -42,6 +42,8 @@ from streaming.slices.pins import Pin
 from streaming.stages.work import BatchWork, ChunkSender
 
 SKIPS_PER_CHUNK: Final = 5_000
+SLICES_AT_ONCE: Final = 8
+"""That are asked for their next page."""
 
 _T = TypeVar("_T")
 
@@ -123,7 +125,7 @@ class SeedReader:
 
     def _pages(self, pin: Pin) -> Iterator[SlicePage]:
         places = sorted(pin.nodes)
-        with ThreadPoolExecutor(len(places), "seed") as threads:
+        with ThreadPoolExecutor(min(len(places), SLICES_AT_ONCE), "seed") as threads:
             yield from in_order(
                 [_ahead(threads, map(page_of, self._slices.entries(pin, place))) for place in places]
             )

@@ -11,7 +11,10 @@ from streaming.slices.pins import AnswerT, Pin, PinnedSlices, Place
 
 ROWS_PER_CALL: Final = 20_000
 """Some hundredths of a second of a node's thread."""
-BYTES_PER_CALL: Final = 4 << 20
+BYTES_AT_ONCE: Final = 64 << 20
+"""Of the pages of all slices together, about, where each has one."""
+MOST_BYTES: Final = 4 << 20
+LEAST_BYTES: Final = 64 << 10
 LINES_PER_CALL: Final = 5_000
 
 
@@ -25,10 +28,11 @@ class SliceEntries(PinnedSlices):
             PinLostError: it does not hold the snapshot any more.
             RetryableError: it does not answer.
         """
+        size = max(LEAST_BYTES, min(MOST_BYTES, BYTES_AT_ONCE // len(pin.nodes)))
         after, more = b"", True
         while more:
             where = (*place, pin.number, pin.incarnation, after)
-            ask = EntriesAsk(*where, ROWS_PER_CALL, BYTES_PER_CALL)
+            ask = EntriesAsk(*where, ROWS_PER_CALL, size)
             answer = self._ask(pin.nodes[place], ask, EntriesAnswer)
             if answer.ids:
                 yield answer
