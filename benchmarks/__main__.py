@@ -35,6 +35,7 @@ ALL: dict[str, Callable[..., Result]] = {
     "indexes": throughput.indexes,
     "backfill": building.backfill,
     "bulk": building.bulk,
+    "relayout": building.relayout,
     "peers": peers.peers,
     "foreground": foreground.foreground,
     "scan": latency.scan,

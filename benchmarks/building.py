@@ -71,6 +71,43 @@ def backfill(documents: int = MILLION, verify: bool = False) -> Result:
     return result
 
 
+def relayout(documents: int = MILLION) -> Result:
+    """An index gets other slices: a build that begins with the old ones, from its record to READY, beside the
+    build by Spark that made those. Neither is verified."""
+    result = Result("relayout", machine=machine_state())
+    result.sizes = {
+        "documents": documents,
+        "partitions": PARTITIONS,
+        "slices": 8,
+        "new_slices": 5,
+        "nodes": 2,
+    }
+    with Bench(settings={"KEYTIDE_BUILD__VERIFY": "false"}) as bench:
+        bench.make_topic(TOPIC, PARTITIONS)
+        load(bench.bootstrap, TOPIC, range(documents))
+        statement = BY_CITY.replace("slices=8", "slices=8, defer_build=true")
+        bench.admin.call("POST", "/v1/statements", {"statement": statement})
+        before = _seconds(bench.wait_build(bench.admin.call("POST", "/v1/builds", {"indexes": [NAME]})))
+        with bench.measured(result):
+            done = bench.admin.call(
+                "POST", "/v1/statements", {"statement": f"ALTER INDEX {NAME} SET (slices=5)"}
+            )
+            build = bench.wait_build(done["build"])
+        invariant(bool(build["seed"]), "BenchmarkIndex", "the new layout did not begin with the old slices")
+        seconds = _seconds(build)
+        check_count(bench, NAME, documents)
+    result.figures["documents_per_s"] = round(documents / seconds)
+    result.figures["seconds"] = round(seconds, 2)
+    result.figures["seconds_by_spark"] = round(before, 2)
+    result.figures["cpu_us_per_document"] = round(1e6 * result.figures["cpu_seconds"] / documents, 1)
+    return result
+
+
+def _seconds(build: dict[str, Any]) -> float:
+    """From when a build began, the start of its driver included."""
+    return float(build["finished_at"] - build["started_at"]) / 1000
+
+
 def bulk(documents: int = MILLION) -> Result:
     """The entries of one slice into an empty store, forward and back index, the same data each time, fsynced:
 
