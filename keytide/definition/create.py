@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import msgspec
 from sqlglot.tokenizer_core import Token, TokenType
 
 from keytide.collation import encode_part
 from keytide.definition.errors import quoted_wrongly
 from keytide.definition.expression import (
     DocumentId,
-    Expression,
     Literal,
     Node,
     Path,
@@ -31,6 +31,7 @@ from keytide.definition.index import (
     MAX_SPLIT_BYTES,
     IndexDefinition,
     KeyPart,
+    PartitionBy,
     PartitionKind,
 )
 from keytide.definition.names import index_name, keyspace_name, refuse
@@ -41,7 +42,7 @@ from keytide.model.hints import did_you_mean
 
 _MAX_NODES: Final = 10_000
 _MAX_DEPTH: Final = 50
-OPTIONS: Final = ("slices", "replicas", "defer_build", "include_missing")
+OPTIONS: Final = ("slices", "replicas", "defer_build", "include_missing", "auto_split")
 _CLAUSES: Final = ("INCLUDE", "PARTITION BY", "WITH", "WHERE")
 
 
@@ -50,10 +51,8 @@ class _Clauses:
 
     def __init__(self) -> None:
         self.include: tuple[Path, ...] = ()
-        self.partition: Expression | None = None
+        self.partition: PartitionBy | None = None
         self.partition_said: Sequence[Token] = ()
-        self.partition_kind: PartitionKind = "hash"
-        self.splits: tuple[Literal, ...] = ()
         self.where: Predicate | None = None
         self.slices = DEFAULT_SLICES
         self.slices_said: Token | None = None
@@ -61,6 +60,7 @@ class _Clauses:
         self.said: set[str] = set()
         self.include_missing = False
         self.defer_build = False
+        self.auto_split = False
 
 
 class CreateReader:
@@ -69,6 +69,7 @@ class CreateReader:
     def __init__(self, at: Cursor) -> None:
         self._at = at
         self._expressions = ExpressionReader(at.text)
+        self._partitions = PartitionReader(at)
 
     def read(self) -> tuple[IndexDefinition, bool, frozenset[str], bool]:
         """The definition, whether IF NOT EXISTS was said, which options were, and whether OR REPLACE was. The
@@ -91,12 +92,13 @@ class CreateReader:
         columns = at.next_token
         keys = tuple(self._key(part) for part in at.parenthesised("an expression"))
         clauses = self._clauses()
+        by = clauses.partition or PartitionBy("hash", keys[0].expression)
         definition = IndexDefinition(
             name=name,
             keyspace=keyspace,
             statement=self._at.text.strip(),
             keys=keys,
-            partition=clauses.partition or keys[0].expression,
+            partition=by.expression,
             include=clauses.include,
             where=clauses.where,
             slices=clauses.slices,
@@ -104,23 +106,15 @@ class CreateReader:
             unique=unique,
             include_missing=clauses.include_missing,
             defer_build=clauses.defer_build,
-            partition_kind=clauses.partition_kind,
-            given_splits=clauses.splits,
+            partition_kind=by.kind,
+            given_splits=by.splits,
+            auto_split=True if clauses.auto_split else msgspec.UNSET,
         )
         self._validate(definition, columns)
-        self._validate_unique(definition, clauses.partition_said)
+        if fault := definition.partition_fault:
+            said = clauses.partition_said if definition.unique else columns
+            raise at.error(fault[0], said, next_step=fault[1])
         return definition, if_not_exists, frozenset(clauses.said), or_replace
-
-    def _validate_unique(self, definition: IndexDefinition, said: Sequence[Token]) -> None:
-        """Equal keys must meet in one slice, which then sees that they are (R35). An expression over key
-        parts would not do: 5 and 5.0 are one key, and CAST makes two strings of them."""
-        if definition.unique and definition.partition_part is None:
-            part = render_expression(definition.keys[0].expression)
-            raise self._at.error(
-                "a UNIQUE index is partitioned by a part of its key, so that equal keys lie in one slice",
-                said,
-                next_step=f"Leave PARTITION BY out, or write HASH({part}) or RANGE({part}).",
-            )
 
     def _key(self, tokens: Sequence[Token]) -> KeyPart:
         words = [token.text.upper() for token in tokens[-2:]]
@@ -134,7 +128,7 @@ class CreateReader:
             descending = tokens[-1].token_type == TokenType.DESC
             tokens = tokens[:-1]
         expression = self._expressions.expression(tokens)
-        self._limit(expression, tokens)
+        limit(self._at, expression, tokens)
         if not any(isinstance(node, Path | DocumentId) for node in walk(expression)):
             raise self._at.error(
                 "a key must say something about the document",
@@ -142,10 +136,6 @@ class CreateReader:
                 next_step=quoted_wrongly(self._at.text, tokens[0].start),
             )
         return KeyPart(expression, descending)
-
-    def _limit(self, node: Node, tokens: Sequence[Token]) -> None:
-        if sum(1 for _ in walk(node)) > _MAX_NODES or depth(node) > _MAX_DEPTH:
-            raise self._at.error("the expression is too large", tokens)
 
     def _validate(self, definition: IndexDefinition, columns: Token | None) -> None:
         """What only the whole statement shows; `columns` is where errors about the column list point."""
@@ -155,13 +145,6 @@ class CreateReader:
         if len(arrays) > 1:
             raise self._at.error(
                 "an index has at most one UNNEST", columns, next_step="Make one index for each array."
-            )
-        unnests = any(isinstance(node, Unnest) for node in walk(definition.partition))
-        if unnests and definition.partition_part is None and not definition.unique:
-            raise self._at.error(
-                f"UNNEST in {definition.partition_kind.upper()} must be written as in the key",
-                columns,
-                next_step="Or use HASH(id).",
             )
         for ordinal, part in enumerate(definition.keys):
             if any(same(part.expression, other.expression) for other in definition.keys[:ordinal]):
@@ -190,26 +173,16 @@ class CreateReader:
             if clause == "INCLUDE":
                 clauses.include = self._include()
             elif clause == "PARTITION BY":
-                self._partition(clauses)
+                clauses.partition, clauses.partition_said = self._partitions.read()
             elif clause == "WITH":
                 self._options(clauses)
             else:
                 clauses.where = self._where(token)
-        if clauses.splits:
-            self._count_slices(clauses)
+        if clauses.partition is not None and clauses.partition.splits:
+            said = clauses.slices if clauses.slices_said is not None else None
+            clauses.slices = slices_by(at, clauses.partition, said, clauses.slices_said)
+            clauses.said.add("slices")
         return clauses
-
-    def _count_slices(self, clauses: _Clauses) -> None:
-        """Given splits say how many slices there are."""
-        slices = len(clauses.splits) + 1
-        if clauses.slices_said is not None and clauses.slices != slices:
-            raise self._at.error(
-                f"{len(clauses.splits)} splits make {slices} slices, not {clauses.slices}",
-                clauses.slices_said,
-                next_step=f"Leave slices out, or write slices={slices}.",
-            )
-        clauses.slices = slices
-        clauses.said.add("slices")
 
     def _include(self) -> tuple[Path, ...]:
         paths: list[Path] = []
@@ -230,34 +203,78 @@ class CreateReader:
             paths.append(path)
         return tuple(paths)
 
-    def _partition(self, clauses: _Clauses) -> None:
+    def _where(self, word: Token) -> Predicate:
+        tokens = self._at.take_until(lambda at: any(at.peek_clause(c) for c in _CLAUSES) or at.peek(";"))
+        if not tokens:
+            raise self._at.error("WHERE needs a condition", word)
+        predicate = self._expressions.predicate(tokens)
+        limit(self._at, predicate, tokens)
+        if any(isinstance(node, Unnest) for node in walk(predicate)):
+            raise self._at.error("UNNEST cannot stand in WHERE", tokens)
+        return predicate
+
+    def _options(self, clauses: _Clauses) -> None:
+        for name, said, value, at in options(self._at):
+            clauses.said.add(name)
+            if name == "slices":
+                clauses.slices = whole_number(self._at, at, value, 1, MAX_SLICES)
+                clauses.slices_said = at
+            elif name == "replicas":
+                clauses.replicas = whole_number(self._at, at, value, 0, MAX_REPLICAS)
+            elif name == "defer_build":
+                clauses.defer_build = boolean(self._at, at, value)
+            elif name == "include_missing":
+                clauses.include_missing = boolean(self._at, at, value)
+            elif name == "auto_split":
+                clauses.auto_split = boolean(self._at, at, value)
+            else:
+                raise self._at.error(
+                    f"there is no option {said.text}",
+                    said,
+                    next_step=did_you_mean(
+                        name,
+                        OPTIONS,
+                        "There are slices, replicas, defer_build, include_missing and auto_split.",
+                    ),
+                )
+
+
+class PartitionReader:
+    """Reads what stands behind PARTITION BY, and values at which slices part."""
+
+    def __init__(self, at: Cursor) -> None:
+        self._at = at
+        self._expressions = ExpressionReader(at.text)
+
+    def read(self) -> tuple[PartitionBy, Sequence[Token]]:
+        """What PARTITION BY says, and where its expression stands. The cursor is behind BY."""
         at = self._at
-        if at.accept("RANGE"):
-            clauses.partition_kind = "range"
-        else:
+        kind: PartitionKind = "range" if at.accept("RANGE") else "hash"
+        word = kind.upper()
+        if kind == "hash":
             at.expect("HASH", next_step="Write PARTITION BY HASH(expression), RANGE(expression) or HASH(id).")
-        kind = clauses.partition_kind.upper()
         expressions = list(at.parenthesised("an expression"))
         if len(expressions) != 1:
-            raise at.error(f"{kind} takes one expression", [expressions[1][0], expressions[-1][-1]])
+            raise at.error(f"{word} takes one expression", [expressions[1][0], expressions[-1][-1]])
         expression = self._expressions.expression(expressions[0])
-        self._limit(expression, expressions[0])
+        limit(at, expression, expressions[0])
         if not any(isinstance(node, Path | DocumentId) for node in walk(expression)):
             raise at.error(
-                f"{kind} must say something about the document",
+                f"{word} must say something about the document",
                 expressions[0],
                 next_step=quoted_wrongly(at.text, expressions[0][0].start),
             )
-        clauses.partition, clauses.partition_said = expression, expressions[0]
+        splits: tuple[Literal, ...] = ()
         if at.peek("SPLIT"):
-            if kind == "HASH":
+            if kind == "hash":
                 raise at.error("SPLIT AT goes with RANGE: a hash has no splits", next_step="Leave it out.")
             at.expect("SPLIT")
             at.expect("AT", next_step="Write SPLIT AT (value, ...).")
-            clauses.splits = self._splits()
+            splits = self.splits()
+        return PartitionBy(kind, expression, splits), expressions[0]
 
-    def _splits(self) -> tuple[Literal, ...]:
-        """The values where the slices of a RANGE index part, strictly ascending in the order of keys."""
+    def splits(self) -> tuple[Literal, ...]:
+        """The values where slices of a RANGE index part, strictly ascending in the order of keys."""
         splits: list[Literal] = []
         before = b""
         for tokens in self._at.parenthesised("a value"):
@@ -283,41 +300,27 @@ class CreateReader:
             before = code
         return tuple(splits)
 
-    def _where(self, word: Token) -> Predicate:
-        tokens = self._at.take_until(lambda at: any(at.peek_clause(c) for c in _CLAUSES) or at.peek(";"))
-        if not tokens:
-            raise self._at.error("WHERE needs a condition", word)
-        predicate = self._expressions.predicate(tokens)
-        self._limit(predicate, tokens)
-        if any(isinstance(node, Unnest) for node in walk(predicate)):
-            raise self._at.error("UNNEST cannot stand in WHERE", tokens)
-        return predicate
 
-    def _options(self, clauses: _Clauses) -> None:
-        for name, said, value, at in options(self._at):
-            clauses.said.add(name)
-            if name == "slices":
-                clauses.slices = whole_number(self._at, at, value, 1, MAX_SLICES)
-                clauses.slices_said = at
-            elif name == "replicas":
-                clauses.replicas = whole_number(self._at, at, value, 0, MAX_REPLICAS)
-            elif name == "defer_build":
-                clauses.defer_build = self._boolean(at, value)
-            elif name == "include_missing":
-                clauses.include_missing = self._boolean(at, value)
-            else:
-                raise self._at.error(
-                    f"there is no option {said.text}",
-                    said,
-                    next_step=did_you_mean(
-                        name, OPTIONS, "There are slices, replicas, defer_build and include_missing."
-                    ),
-                )
+def limit(at: Cursor, node: Node, tokens: Sequence[Token]) -> None:
+    """See that what stands at some tokens is not too large."""
+    if sum(1 for _ in walk(node)) > _MAX_NODES or depth(node) > _MAX_DEPTH:
+        raise at.error("the expression is too large", tokens)
 
-    def _boolean(self, token: Token, value: str) -> bool:
-        if value not in ("true", "on", "false", "off"):
-            raise self._at.error("this must be true or false", token)
-        return value in ("true", "on")
+
+def slices_by(at: Cursor, by: PartitionBy, slices: int | None, place: Token | None) -> int:
+    """How many slices given splits make.
+
+    Args:
+        slices: what is said of that, at `place`; None when nothing is.
+    """
+    made = len(by.splits) + 1
+    if slices is not None and slices != made:
+        raise at.error(
+            f"{len(by.splits)} splits make {made} slices, not {slices}",
+            place,
+            next_step=f"Leave slices out, or write slices={made}.",
+        )
+    return made
 
 
 def options(at: Cursor) -> Iterator[tuple[str, Token, str, Token]]:
@@ -343,3 +346,10 @@ def whole_number(at: Cursor, token: Token, value: str, low: int, high: int) -> i
     if not re.fullmatch("[0-9]{1,9}", value) or not low <= int(value) <= high:
         raise at.error(f"this must be a whole number from {low} to {high}", token)
     return int(value)
+
+
+def boolean(at: Cursor, token: Token, value: str) -> bool:
+    """What stands at a token, as true or false."""
+    if value not in ("true", "on", "false", "off"):
+        raise at.error("this must be true or false", token)
+    return value in ("true", "on")

@@ -18,7 +18,7 @@ from keytide.definition.expression import (
     same,
     walk,
 )
-from keytide.definition.render import path_name
+from keytide.definition.render import path_name, render_expression
 
 PartitionKind = OneOf["hash", "range"]
 DEFAULT_SLICES: Final = 8
@@ -32,6 +32,19 @@ MAX_KEY_PARTS: Final = 32
 MAX_INCLUDED: Final = 128
 """Paths: each is read of every document and kept with every entry. Whoever wants all of a document
 has it in its topic."""
+
+
+class PartitionBy(msgspec.Struct, frozen=True):
+    """What PARTITION BY says.
+
+    Attributes:
+        kind: by the hash of the expression's value, or by the range that it falls into.
+        splits: of RANGE, where the slices part, ascending; empty when the build is to find them.
+    """
+
+    kind: PartitionKind
+    expression: Expression
+    splits: tuple[Literal, ...] = ()
 
 
 class KeyPart(msgspec.Struct, frozen=True):
@@ -63,6 +76,8 @@ class IndexDefinition(msgspec.Struct, frozen=True):
         partition_kind: by the hash of that value, or by the range that it falls into.
         given_splits: of a RANGE index, where its slices part, ascending (one less than slices); empty when
             they are found from the data by the build. `keytide.catalog.partitioning` says what they mean.
+        auto_split: it gets more slices by itself where one is hot; not there when it does not, so that its
+            records are what they were before there was this option.
     """
 
     name: str
@@ -79,6 +94,12 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     defer_build: bool = False
     partition_kind: PartitionKind = "hash"
     given_splits: tuple[Literal, ...] = ()
+    auto_split: OneOf[True] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def splits_itself(self) -> bool:
+        """Whether it gets more slices by itself where one is hot."""
+        return self.auto_split is True
 
     @property
     def descending(self) -> tuple[bool, ...]:
@@ -132,3 +153,25 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     def encoded_splits(self) -> tuple[bytes, ...]:
         """The given splits, encoded."""
         return tuple(encode_part(split.value) for split in self.given_splits)
+
+    @property
+    def partition_fault(self) -> tuple[str, str] | None:
+        """What is wrong with its partitioning by what its key is: (reason, next step); None when nothing is.
+
+        Equal keys of a UNIQUE index must meet in one slice, which then sees that they are (R35). An
+        expression over key parts would not do: 5 and 5.0 are one key, and CAST makes two strings of them.
+        """
+        if self.partition_part is not None:
+            return None
+        if self.unique:
+            part = render_expression(self.keys[0].expression)
+            return (
+                "a UNIQUE index is partitioned by a part of its key, so that equal keys lie in one slice",
+                f"Leave PARTITION BY out, or write HASH({part}) or RANGE({part}).",
+            )
+        if any(isinstance(node, Unnest) for node in walk(self.partition)):
+            return (
+                f"UNNEST in {self.partition_kind.upper()} must be written as in the key",
+                "Or use HASH(id).",
+            )
+        return None

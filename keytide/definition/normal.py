@@ -26,6 +26,7 @@ def normal_statement(definition: IndexDefinition) -> str:
     options += [f"replicas={definition.replicas}"] if definition.replicas else []
     options += ["include_missing=true"] if definition.include_missing else []
     options += ["defer_build=true"] if definition.defer_build else []
+    options += ["auto_split=true"] if definition.splits_itself else []
     lines.append(f"WITH ({', '.join(options)})")
     if definition.where is not None:
         lines.append(f"WHERE {render_predicate(definition.where)}")

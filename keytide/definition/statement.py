@@ -12,15 +12,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 import msgspec
 from sqlglot.errors import TokenError
 from sqlglot.tokenizer_core import Token
 
-from keytide.definition.create import OPTIONS, CreateReader, options, whole_number
+from keytide.definition.create import (
+    OPTIONS,
+    CreateReader,
+    PartitionReader,
+    boolean,
+    options,
+    slices_by,
+    whole_number,
+)
 from keytide.definition.errors import InvalidStatementError, QueryElsewhereError
-from keytide.definition.index import MAX_REPLICAS, MAX_SLICES, IndexDefinition
+from keytide.definition.expression import Literal
+from keytide.definition.index import MAX_REPLICAS, MAX_SLICES, IndexDefinition, PartitionBy
 from keytide.definition.names import check_index_name, index_name, keyspace_name, refuse
 from keytide.definition.tokens import Cursor
 from keytide.definition.values import Dialect
@@ -44,12 +53,44 @@ class CreateIndex(msgspec.Struct, frozen=True):
 
 class AlterIndex(msgspec.Struct, frozen=True):
     """Attributes:
-    replicas, slices: as many from now on; None for as many as there are.
+    replicas, slices: as many from now on; None for as many as there are. Splits that are given say `slices`.
+    auto_split: whether it gets more slices by itself; None for as it is.
+    partition: how its entries fall to slices from now on; None for as they do.
     """
 
     name: str
     replicas: int | None = None
     slices: int | None = None
+    auto_split: bool | None = None
+    partition: PartitionBy | None = None
+
+    @property
+    def asks_for_layout(self) -> bool:
+        """Whether it may ask for other slices than there are."""
+        return self.slices is not None or self.partition is not None
+
+
+class SplitPartition(msgspec.Struct, frozen=True):
+    """Attributes:
+    partition: number of the slice of a RANGE index that is parted.
+    at: where, ascending; empty for where half of what is written to it lies.
+    """
+
+    name: str
+    partition: int
+    at: tuple[Literal, ...] = ()
+    asks_for_layout: ClassVar[bool] = True
+
+
+class MergePartitions(msgspec.Struct, frozen=True):
+    """Attributes:
+    first, second: numbers of two slices of a RANGE index that become one.
+    """
+
+    name: str
+    first: int
+    second: int
+    asks_for_layout: ClassVar[bool] = True
 
 
 class RenameIndex(msgspec.Struct, frozen=True):
@@ -67,9 +108,17 @@ class BuildIndex(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
 
 
-Statement = CreateIndex | AlterIndex | RenameIndex | DropIndex | BuildIndex
+Alteration = AlterIndex | SplitPartition | MergePartitions
+"""What says of an index that there is how many copies and slices it is to have, and where these part."""
+Statement = CreateIndex | Alteration | RenameIndex | DropIndex | BuildIndex
 CutT = TypeVar("CutT")
 
+ALTERABLE: Final = ("slices", "replicas", "auto_split")
+"""Options that can be said of an index that there is."""
+_ALTER: Final = (
+    "Write ALTER INDEX name SET (replicas=1), PARTITION BY, SPLIT PARTITION, MERGE PARTITIONS or RENAME TO "
+    "other."
+)
 _BEGINNINGS: Final = "Write CREATE INDEX, ALTER INDEX, DROP INDEX, BUILD INDEX, SELECT or EXPLAIN."
 
 
@@ -159,20 +208,38 @@ class _StatementReader:
             )
         return statement
 
-    def _alter(self) -> AlterIndex | RenameIndex:
+    def _alter(self) -> Alteration | RenameIndex:
         at = self._at
         at.expect("INDEX")
         name = index_name(at)
         if at.accept("RENAME"):
             at.expect("TO", next_step="Write ALTER INDEX name RENAME TO other.")
             return RenameIndex(name, index_name(at))
-        at.expect("SET", next_step="Write ALTER INDEX name SET (replicas=1), or RENAME TO other.")
-        wanted: dict[str, int] = {}
-        for option, said, value, place in options(at):
+        if at.accept("SPLIT"):
+            return self._split(name)
+        if at.accept("MERGE"):
+            at.expect("PARTITIONS", next_step="Write ALTER INDEX name MERGE PARTITIONS 2, 3.")
+            return MergePartitions(name, self._slice_number(), self._slice_number(","))
+        partition = None
+        if at.accept("PARTITION", "BY"):
+            partition, _ = PartitionReader(at).read()
+        if partition is None or at.peek("SET") or at.peek("WITH"):
+            return self._set(name, partition)
+        slices = slices_by(at, partition, None, None) if partition.splits else None
+        return AlterIndex(name, slices=slices, partition=partition)
+
+    def _set(self, name: str, partition: PartitionBy | None) -> AlterIndex:
+        """What stands from SET on."""
+        at = self._at
+        at.expect("SET", next_step=_ALTER)
+        wanted, auto_split, place = dict[str, int](), None, None
+        for option, said, value, token in options(at):
             if option == "replicas":
-                wanted[option] = whole_number(at, place, value, 0, MAX_REPLICAS)
+                wanted[option] = whole_number(at, token, value, 0, MAX_REPLICAS)
             elif option == "slices":
-                wanted[option] = whole_number(at, place, value, 1, MAX_SLICES)
+                wanted[option], place = whole_number(at, token, value, 1, MAX_SLICES), token
+            elif option == "auto_split":
+                auto_split = boolean(at, token, value)
             elif option in OPTIONS:
                 raise at.error(
                     f"{said.text} is said when an index is made, and stays",
@@ -182,11 +249,27 @@ class _StatementReader:
             else:
                 step = did_you_mean(
                     option,
-                    ("replicas", "slices"),
-                    "Of an index that there is, replicas and slices can be changed.",
+                    ALTERABLE,
+                    "Of an index that there is, slices, replicas and auto_split can be changed.",
                 )
                 raise at.error(f"there is no option {said.text}", said, next_step=step)
-        return AlterIndex(name, **wanted)
+        if partition is not None and partition.splits:
+            wanted["slices"] = slices_by(at, partition, wanted.get("slices"), place)
+        return AlterIndex(name, **wanted, auto_split=auto_split, partition=partition)
+
+    def _split(self, name: str) -> SplitPartition:
+        at = self._at
+        at.expect("PARTITION", next_step="Write ALTER INDEX name SPLIT PARTITION 2 AT (value, ...).")
+        number = self._slice_number()
+        return SplitPartition(name, number, PartitionReader(at).splits() if at.accept("AT") else ())
+
+    def _slice_number(self, behind: str = "") -> int:
+        """The number of a slice that stands here, behind some word."""
+        at = self._at
+        if behind:
+            at.expect(behind, next_step="Name two slices that are neighbours, as in MERGE PARTITIONS 2, 3.")
+        (token, *more) = at.name("the number of a slice")
+        return whole_number(at, token, token.text if not more else "", 0, MAX_SLICES - 1)
 
     def _drop(self) -> DropIndex:
         self._at.expect("INDEX")
