@@ -28,6 +28,7 @@ from coordinator.core.events import (
     SourceSampled,
     Tick,
     TopicsDeleted,
+    WrittenTold,
 )
 from coordinator.core.instructions import Instruction, Note
 from coordinator.core.queue_sizes import QueueSizes
@@ -40,6 +41,7 @@ from coordinator.stability.bounds import Bounds
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.projector_lag import UNTIL_JUDGED, LatenessWatch
 from coordinator.stability.stream import StabilityLimits, StabilityStream
+from coordinator.statements.auto_split import AutoSplitLimits, AutoSplits
 from coordinator.statements.commands import Commands
 from keytide.catalog.catalog import EMITTING, Catalog
 from keytide.catalog.records import IndexRecord, NodeRecord
@@ -68,6 +70,7 @@ class Leader:
         limits: StabilityLimits,
         build_limits: BuildLimits,
         load_limits: LoadLimits | None = None,
+        auto_split_limits: AutoSplitLimits | None = None,
     ) -> None:
         self.dictionary = Dictionary(catalog, cluster)
         self.stability = TimestampIssuer(limits, term)
@@ -81,6 +84,7 @@ class Leader:
         self.queue_sizes = QueueSizes()
         self.copies = Copies(self.builds.registry, self.stability, limits, build_limits, self.queue_sizes)
         self.loads = SliceLoads(self.stability.nodes, load_limits or LoadLimits())
+        self.auto_splits = AutoSplits(self.builds, self.loads, auto_split_limits or AutoSplitLimits())
         self.layouts = Layouts(self.builds, self.stability, limits)
         self.trimmer = Trimmer(self.builds, self.stability, limits, self.queue_sizes)
         self._retirement = Retirement(self.dictionary)
@@ -116,12 +120,16 @@ class Leader:
                 out += self._retirement.tick(progress, now)
                 out += [*self.rebuilds.tick(now), *self.trimmer.tick(now)]
                 out += self.loads.tick(self.dictionary.catalog, now)
+                out += self.auto_splits.tick(now)
             case RollbackWritten(keyspace):
                 self._hold_back(keyspace)
             case DictionaryWritten(end):
                 self.dictionary.wrote(end)
             case QueuesTrimmed():
                 out += self.trimmer.trimmed(event)
+            case WrittenTold(id_):
+                index = self.dictionary.catalog.index(id_)
+                out += self.auto_splits.told(event, self.sources.get(index.keyspace) if index else None)
         out += self._bounds.handle(event)
         out += self.rollbacks.handle(event)
         out += self.stability.handle(event)

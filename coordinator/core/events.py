@@ -12,6 +12,7 @@ from coordinator.core.instructions import DriverTask
 from coordinator.core.queue_sizes import QueuePartition, QueueSize
 from coordinator.core.source_status import SourceStatus
 from keytide.model.timestamp import Place, Timestamp
+from keytide.wire.index_lists import WrittenSlice
 from keytide.wire.messages import Message, Published, StabilityTimestamp
 
 
@@ -243,6 +244,21 @@ class QueuesTrimmed:
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenTold:
+    """A node was asked which values are written to a slice.
+
+    Attributes:
+        index: id.
+        written: what it told; None when it did not.
+    """
+
+    index: str
+    slice: int
+    written: WrittenSlice | None
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
 class KafkaAnswered:
     """Kafka has taken a word of the leader's (several times a second): it is there."""
 
@@ -275,6 +291,7 @@ Event = (
     | BoundWritten
     | DictionaryWritten
     | QueuesTrimmed
+    | WrittenTold
     | KafkaAnswered
     | Tick
 )

@@ -198,6 +198,22 @@ class TrimQueues:
 
 
 @dataclass(frozen=True, slots=True)
+class AskWritten:
+    """Ask a node which values are written to a slice. There is always an answer: `WrittenTold`.
+
+    Attributes:
+        index: id.
+        url: of the node.
+        secret: of the cluster.
+    """
+
+    index: str
+    slice: int
+    url: str
+    secret: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something that an operator wants to know: a line in `GET /v1/events`.
 
@@ -228,5 +244,6 @@ Instruction = (
     | ConfirmRollback
     | ConfirmBound
     | TrimQueues
+    | AskWritten
     | Note
 )

@@ -21,7 +21,7 @@ from coordinator.http import metrics
 from coordinator.http.forwarding import PassOn
 from coordinator.http.job_routes import add_jobs
 from coordinator.http.leader_access import LeaderAccess
-from coordinator.http.list_routes import add_lists
+from coordinator.http.list_routes import add_lists, in_half
 from coordinator.http.move_routes import add_moves
 from coordinator.http.problems import add_error_handlers
 from coordinator.leader import Leader
@@ -33,7 +33,7 @@ from coordinator.statements.origin_body import OriginBody
 from coordinator.statements.origin_reach import reach_of
 from coordinator.views import health, views
 from keytide.definition.errors import QueryElsewhereError
-from keytide.definition.statement import AlterIndex, CreateIndex, parse_statement
+from keytide.definition.statement import Alteration, CreateIndex, SplitPartition, parse_statement
 from keytide.http.nodes import NodeClient
 from keytide.model.health import Verdict, single
 from keytide.process.clock import now_ms
@@ -100,7 +100,7 @@ def create_app(service: CoordinatorService, url: str, started: Callable[[], None
     app.add_middleware(PassOn, service=service)
     app.add_middleware(RequestGate, settings=service.settings, needs=_needs)
     access = LeaderAccess(service)
-    _add_statements(app, access)
+    _add_statements(app, access, nodes)
     _add_indexes(app, access)
     _add_builds(app, access)
     add_jobs(app, access, _PAGE_HEADERS)
@@ -126,7 +126,7 @@ def _described(outcome: CommandResult) -> dict[str, Any]:
     }
 
 
-def _add_statements(app: FastAPI, access: LeaderAccess) -> None:
+def _add_statements(app: FastAPI, access: LeaderAccess, nodes: NodeClient) -> None:
     @app.post("/v1/statements", tags=["statements"], summary="Run a statement")
     async def statements(body: StatementBody) -> dict[str, Any]:
         """CREATE, ALTER, DROP and BUILD INDEX. Answers when the change is in the dictionary; a build goes
@@ -134,15 +134,17 @@ def _add_statements(app: FastAPI, access: LeaderAccess) -> None:
         try:
             statement = parse_statement(body.statement)
         except QueryElsewhereError as query:
-            nodes = await access.look(views.nodes)
+            known = await access.look(views.nodes)
             query.extra["nodes"] = [
-                node["url"] for node in nodes if node["live"] and node["url"] and "scan" in node["roles"]
+                node["url"] for node in known if node["live"] and node["url"] and "scan" in node["roles"]
             ]
             raise
         keyspace = source = None
         if isinstance(statement, CreateIndex):
             keyspace = statement.definition.keyspace
-        elif isinstance(statement, AlterIndex) and statement.slices is not None:
+        elif isinstance(statement, Alteration) and statement.asks_for_layout:
+            if isinstance(statement, SplitPartition) and not statement.at:
+                statement = await in_half(access, nodes, statement)
             keyspace = await access.look(lambda leader, _: named(leader.dictionary, statement.name).keyspace)
         if keyspace is not None:
             source = await access.of_kafka(access.service.sample, keyspace)

@@ -11,13 +11,17 @@ from collections.abc import Coroutine, Sequence
 from typing import Annotated, Any, Final, NamedTuple
 
 from fastapi import FastAPI, Query
+from msgspec.structs import replace
 
 from coordinator.http.leader_access import LeaderAccess
 from coordinator.leader import Leader
+from coordinator.statements.advice import halving_split
+from coordinator.statements.partitions import literal_of
 from coordinator.views import index_lists as list_views
 from coordinator.views import loads, views
 from coordinator.views.slices import nodes_to_ask, slice_statuses
 from keytide.catalog.records import IndexRecord
+from keytide.definition.statement import SplitPartition
 from keytide.errors import UNDECODABLE, RetryableError
 from keytide.http.node_protocol import TRY_AGAIN, NoAnswerError, NodeUnavailableError, RefusedError
 from keytide.http.nodes import NodeClient
@@ -85,6 +89,28 @@ def add_lists(app: FastAPI, access: LeaderAccess, nodes: NodeClient) -> None:
                 written += [one for page in answer for one in page.written]
         document = await access.look(lambda leader, _: loads.load(leader, index, written))
         return {**document, "unasked": unasked}
+
+
+async def in_half(access: LeaderAccess, nodes: NodeClient, statement: SplitPartition) -> SplitPartition:
+    """SPLIT PARTITION where half of what is written to the slice lies; as it is where nobody can say.
+
+    Raises:
+        NoSuchIndexError: there is none.
+        RetryableError: the slice's node does not answer.
+    """
+
+    def look(leader: Leader, now: int) -> tuple[IndexRecord, list[tuple[str, ListAsk]], _Ways]:
+        index, number = leader.dictionary.index_named(statement.name), statement.partition
+        asked: list[tuple[str, ListAsk]] = []
+        if index.definition.partition_kind == "range" and number < len(index.placement):
+            asked = loads.asks(index, [number], nodes_to_ask(leader, index))
+        return index, asked, _ways(leader, now)
+
+    index, asked, ways = await access.look(look)
+    written = [one for page in await _ask(access, nodes, asked, ways) for one in page.written]
+    split = next((at for one in written if (at := halving_split(index, one.slice, one)) is not None), None)
+    literal = literal_of(split) if split is not None else None
+    return statement if literal is None else replace(statement, at=(literal,))
 
 
 class _Ways(NamedTuple):

@@ -6,11 +6,12 @@ from coordinator.builds.registry import BuildLimits
 from coordinator.core.slice_loads import LOOKS, LoadLimits
 from coordinator.jobs.registry import JobLimits
 from coordinator.stability.stream import StabilityLimits
+from coordinator.statements.auto_split import AutoSplitLimits
 from keytide.settings.settings import Settings
 
 
-def limits_of(settings: Settings) -> tuple[StabilityLimits, BuildLimits, LoadLimits]:
-    """What the core and the builds obey, and when a slice is hot."""
+def limits_of(settings: Settings) -> tuple[StabilityLimits, BuildLimits, LoadLimits, AutoSplitLimits]:
+    """What the core and the builds obey, when a slice is hot, and when it is parted by itself."""
     core, build, verify = settings.coordinator, settings.build, settings.verify
     return (
         StabilityLimits(
@@ -54,4 +55,10 @@ def limits_of(settings: Settings) -> tuple[StabilityLimits, BuildLimits, LoadLim
             ),
         ),
         LoadLimits(core.hot_after_s * 1000 // LOOKS, core.hot_rate, core.large_entries),
+        AutoSplitLimits(
+            look_ms=core.hot_after_s * 1000 // LOOKS,
+            after_ms=core.auto_split_after_s * 1000,
+            pause_ms=core.auto_split_pause_s * 1000,
+            slices=core.auto_split_slices,
+        ),
     )

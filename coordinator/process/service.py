@@ -26,6 +26,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from coordinator.core.events import Event, Issued, IssueFailed, KafkaAnswered, Reported, Tick
 from coordinator.core.instructions import (
+    AskWritten,
     Broadcast,
     ConfirmTopic,
     ExamineHistory,
@@ -45,6 +46,7 @@ from coordinator.process.driver_supervisor import DriverSupervisor
 from coordinator.process.event_log import EventRing
 from coordinator.process.executor import InstructionExecutor, ReplyWhenDone
 from coordinator.process.limits import limits_of
+from coordinator.process.load_requests import LoadRequests
 from coordinator.process.maintenance import Maintenance
 from coordinator.process.source_watcher import SourceWatcher
 from coordinator.process.topic_ids import TopicIds
@@ -107,6 +109,7 @@ class CoordinatorService:
         )
         self._maintenance = Maintenance(settings, self._inbox.append, failed)
         self._topic_ids = TopicIds(settings, self._inbox.append, failed)
+        self._load_requests = LoadRequests(settings, self._inbox.append, failed)
         self._control = producer(settings, message_timeout_ms=5_000)
         self._reports = consumer(settings)
         self._loop = Worker("control", failed, self._run)
@@ -193,6 +196,7 @@ class CoordinatorService:
         self._executor.open()
         self._maintenance.open()
         self._topic_ids.open()
+        self._load_requests.open()
         self.events.add(
             Note("info", "term-claimed", self.settings.cluster, f"this coordinator leads term {term}"),
             now_ms(),
@@ -217,6 +221,7 @@ class CoordinatorService:
         self._executor.close()
         self._maintenance.close()
         self._topic_ids.close()
+        self._load_requests.close()
         self.standby.close()
         self._identity.close()
         if self._leader is not None:
@@ -352,6 +357,8 @@ class CoordinatorService:
                     self._executor.put(instruction)
                 case ExamineHistory() | TrimQueues():
                     self._maintenance.put(instruction)
+                case AskWritten():
+                    self._load_requests.put(instruction)
                 case _:
                     if isinstance(instruction, Write) and _rolls_back(instruction):
                         reach("coordinator-rollback-decided")

@@ -75,6 +75,7 @@ def other_entries(new: IndexDefinition, old: IndexDefinition) -> str:
         slices=new.slices,
         replicas=new.replicas,
         defer_build=new.defer_build,
+        auto_split=new.auto_split,
     )
     if new != alike:
         return "the definition says something else of entries"

@@ -1,5 +1,5 @@
-"""ALTER INDEX name SET (replicas=N), RENAME TO, and other slices of an index that is not built: whether it
-can be done, and what follows. Pure.
+"""ALTER INDEX name SET (replicas=N, auto_split=...), RENAME TO, and other slices of an index that is not
+built: whether it can be done, and what follows. Pure.
 
 Theory of operation. The definition says how many copies of each slice there are to be; the statement writes
 it anew, and the leader does the rest at its next look (`coordinator.copies`): are there fewer of a slice, it
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from coordinator.builds.builds import Builds
@@ -28,43 +29,49 @@ from coordinator.statements.names import check_name, taken
 from keytide.catalog.records import IndexRecord
 from keytide.definition.index import IndexDefinition
 from keytide.definition.normal import normal_statement
-from keytide.errors import CallerError
+from keytide.definition.render import render_expression
 
 
-def set_slices(
-    builds: Builds, index: IndexRecord, slices: int, replicas: int | None
+def set_layout(
+    builds: Builds, index: IndexRecord, definition: IndexDefinition
 ) -> tuple[str, IndexRecord, list[Instruction]]:
-    """Have an index that is not built yet get so many slices (and, if that is said, copies).
+    """Have an index that is not built yet get other slices (and, if the definition has others, copies).
 
     Returns:
         As `set_replicas`.
 
     Raises:
         ConflictError: it is built now.
-        CallerError: its splits say how many slices it has.
     """
     _check_state(builds, index)
-    check_splits(index, slices)
-    members = {"slices": slices} | ({} if replicas is None else {"replicas": replicas})
-    index = replace(index, definition=altered(index.definition, **members))
+    index = replace(index, definition=altered(definition))
     builds.registry.dictionary.put(index)
-    text = f"index {index.name} is to have {slices} slices: its next build makes them"
+    how = f"{definition.partition_kind.upper()}({render_expression(definition.partition)})"
+    how += f", parted {_where(definition)}" if definition.partition_kind == "range" else ""
+    text = f"index {index.name} is to have {definition.slices} slices by {how}: its next build makes them"
     return text, index, [Note("info", "index-altered", index.name, text)]
 
 
-def check_splits(index: IndexRecord, slices: int) -> None:
-    """See that an index may have so many slices.
+def set_auto_split(
+    dictionary: Dictionary, index: IndexRecord, on: bool
+) -> tuple[str, IndexRecord, list[Instruction]]:
+    """Have an index get more slices by itself, or no longer, whatever it does; so with all its layouts.
 
-    Raises:
-        CallerError: its splits say how many it has.
+    Returns:
+        As `set_replicas`.
     """
-    if index.definition.given_splits and slices != index.slices:
-        raise CallerError(
-            f"index {index.name} has {index.slices} slices by its SPLIT AT",
-            status=422,
-            problem_type="index-not-alterable",
-            next_step="CREATE OR REPLACE INDEX with other splits, or without SPLIT AT: its build finds some",
-        )
+    name = index.name
+    if index.definition.splits_itself == on:
+        return f"index {name} has auto_split={str(on).lower()} already, nothing is done", index, []
+    for one in dictionary.catalog.layouts(name):
+        definition = altered(one.definition, auto_split=True if on else UNSET)
+        # (Who says it anew wants it tried anew: what came of the last time is forgotten.)
+        dictionary.put(replace(one, definition=definition, auto_split=UNSET if on else one.auto_split))
+    index = dictionary.catalog.index(index.id) or index
+    text = f"index {name} gets more slices by itself from now on, where one is hot"
+    if not on:
+        text = f"index {name} gets no more slices by itself from now on"
+    return text, index, [Note("info", "index-altered", name, text)]
 
 
 def set_replicas(
@@ -166,6 +173,11 @@ def _what_follows(builds: Builds, index: IndexRecord) -> str:
         if live < wanted:
             words.append(f"{shortage(live, wanted, len(closed))}: the rest waits")
     return "; ".join(words or ["so many there are"])
+
+
+def _where(definition: IndexDefinition) -> str:
+    splits = ", ".join(map(render_expression, definition.given_splits))
+    return f"at {splits}" if splits else "where the build finds it best"
 
 
 def _copies(count: int) -> str:

@@ -37,7 +37,9 @@ from keytide.definition.statement import (
     BuildIndex,
     CreateIndex,
     DropIndex,
+    MergePartitions,
     RenameIndex,
+    SplitPartition,
     Statement,
 )
 from keytide.errors import CallerError
@@ -101,7 +103,7 @@ class Commands:
 
         Args:
             source: of the keyspace, looked up just now (CREATE INDEX needs it; ALTER INDEX with other slices
-                looks at it).
+                looks at it: `asks_for_layout`).
         """
         match statement:
             case CreateIndex(definition, if_not_exists, said, or_replace):
@@ -109,14 +111,14 @@ class Commands:
                     raise ValueError("CREATE INDEX needs its source")
                 old = self._dictionary.catalog.index_by_name(definition.name) if or_replace else None
                 if old is not None:
-                    wanted = like_before(definition, said, old.definition)
+                    wanted = like_before(definition, said, old)
                     text, index, build, out = replace_index(self._builds, old, wanted, source, now)
                     return self._done(now, text, index, build, out=out)
                 if self._default_replicas and "replicas" not in said:
                     definition = altered(definition, replicas=self._default_replicas)
                 return self.create(definition, if_not_exists, source, now)
-            case AlterIndex(name, replicas, slices):
-                text, index, build, out = alter(self._builds, name, replicas, slices, source, now)
+            case AlterIndex() | SplitPartition() | MergePartitions():
+                text, index, build, out = alter(self._builds, statement, source, now)
                 return self._done(now, text, index, build, out=out)
             case RenameIndex(name, new_name):
                 text, index, notes = rename(self._dictionary, name, new_name)

@@ -1,14 +1,16 @@
-"""CREATE OR REPLACE INDEX, and ALTER INDEX name SET (slices=N): whether it can be done, what follows. Pure.
+"""CREATE OR REPLACE INDEX, and ALTER INDEX with other slices: whether it can be done, what follows. Pure.
 
-Both make a new layout (`coordinator.layouts`): an index of its own with the same name, which is built while
+All make a new layout (`coordinator.layouts`): an index of its own with the same name, which is built while
 the old one answers, and takes over the name when it is READY. What a statement does not say of slices and
-replicas stays as it is, so that one that is run again changes nothing.
+replicas stays as it is, so that one that is run again changes nothing. Which slices ALTER INDEX asks for:
+`coordinator.statements.partitions`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from coordinator.builds.builds import Builds
@@ -18,9 +20,12 @@ from coordinator.core.source_status import SourceStatus
 from coordinator.layouts.dropping import drop
 from coordinator.sources.layout_sources import forgotten
 from coordinator.sources.table_origins import origin_of
-from coordinator.statements.altering import altered, check_splits, named, set_replicas, set_slices
+from coordinator.statements.altering import altered, named, set_auto_split, set_layout, set_replicas
+from coordinator.statements.partitions import repartitioned
+from keytide.catalog.auto_split import AutoSplit
 from keytide.catalog.records import BuildRecord, IndexRecord
 from keytide.definition.index import IndexDefinition
+from keytide.definition.statement import Alteration, AlterIndex
 from keytide.errors import CallerError
 
 Replaced = tuple[str, IndexRecord, BuildRecord | None, list[Instruction]]
@@ -36,61 +41,91 @@ def replace_index(
     Raises:
         ConflictError, CallerError: as `new_layout`.
     """
-    name, replicas = old.name, old.definition.replicas
-    for new in builds.registry.dictionary.catalog.pending_layouts(name):
-        if new.state != "FAILED" and same(definition, new.definition):
-            text = f"index {name} is made anew so already, by build {new.build}"
-            return text, new, builds.registry.find(new.build or ""), []
-    if old.state == "READY" and same(replace(definition, replicas=replicas), old.definition):
+    name, kept = old.name, old.definition
+    if pending := _on_its_way(builds, name, definition):
+        return pending
+    layout = replace(definition, replicas=kept.replicas, auto_split=kept.auto_split)
+    if old.state == "READY" and same(layout, kept):
+        changed = definition.replicas != kept.replicas or definition.splits_itself != kept.splits_itself
+        if not changed and (found := _made_itself(builds, name)):
+            return f"index {name} has this definition, and {found}; nothing is done", old, None, []
         check_no_layout(builds, old)
-        if definition.replicas != replicas:
-            return alter(builds, name, definition.replicas, None, None, now)
+        if changed:
+            replicas, auto_split = definition.replicas, definition.splits_itself
+            wanted = AlterIndex(
+                name,
+                None if replicas == kept.replicas else replicas,
+                auto_split=None if auto_split == kept.splits_itself else auto_split,
+            )
+            return alter(builds, wanted, None, now)
         gone = drop_failed(builds, name, now)
         return f"index {name} has this definition already, nothing is done", old, None, gone
     return new_layout(builds, old, definition, source, now)
 
 
-def alter(
-    builds: Builds,
-    name: str,
-    replicas: int | None,
-    slices: int | None,
-    source: SourceStatus | None,
-    now: int,
-) -> Replaced:
-    """ALTER INDEX name SET (replicas=N, slices=N).
+def alter(builds: Builds, statement: Alteration, source: SourceStatus | None, now: int) -> Replaced:
+    """ALTER INDEX name SET, PARTITION BY, SPLIT PARTITION and MERGE PARTITIONS.
 
     Raises:
-        NoSuchIndexError, ConflictError, CallerError: as `set_replicas`, `set_slices` and `new_layout`.
+        NoSuchIndexError, ConflictError, CallerError: as `repartitioned`, `set_replicas`, `set_layout` and
+            `new_layout`.
     """
-    old = named(builds.registry.dictionary, name)
-    check_no_layout(builds, old)
-    if slices is None or slices == old.slices:
-        text, index, out = set_replicas(
-            builds, old, old.definition.replicas if replicas is None else replicas
-        )
-        return text, index, None, out
+    old = named(builds.registry.dictionary, statement.name)
+    wanted = repartitioned(old, statement)
+    options = statement if isinstance(statement, AlterIndex) else AlterIndex(statement.name)
+    if wanted == old.definition:
+        return _in_place(builds, old, options, asked=statement.asks_for_layout)
+    members: dict[str, Any] = {}
+    if options.replicas is not None:
+        members["replicas"] = options.replicas
+    if options.auto_split is not None:
+        members["auto_split"] = True if options.auto_split else UNSET
+    wanted = replace(wanted, **members)
     if old.state not in ("READY", "FAILED"):
-        text, index, out = set_slices(builds, old, slices, replicas)
+        check_no_layout(builds, old)
+        text, index, out = set_layout(builds, old, wanted)
         return text, index, None, out
-    check_splits(old, slices)
-    members: dict[str, Any] = {"slices": slices, "defer_build": False}
-    if replicas is not None:
-        members["replicas"] = replicas
-    return new_layout(builds, old, altered(old.definition, **members), source, now)
+    wanted = altered(wanted, defer_build=False)
+    return _on_its_way(builds, old.name, wanted) or new_layout(builds, old, wanted, source, now)
 
 
-def like_before(definition: IndexDefinition, said: frozenset[str], old: IndexDefinition) -> IndexDefinition:
-    """The definition of CREATE OR REPLACE, where it does not speak of slices and replicas as they are.
+def _in_place(builds: Builds, old: IndexRecord, options: AlterIndex, *, asked: bool) -> Replaced:
+    """Other copies, or that it gets more slices by itself; its slices stay as they are.
 
     Args:
-        said: options that the statement gives.
+        asked: the statement says slices, and they are as it says.
     """
-    members: dict[str, Any] = {}
-    if "slices" not in said and definition.slices != old.slices:
-        members["slices"] = old.slices
-    if "replicas" not in said and definition.replicas != old.replicas:
-        members["replicas"] = old.replicas
+    texts, out = list[str](), list[Instruction]()
+    index = old
+    if asked or options.replicas is not None:
+        check_no_layout(builds, old)
+    if options.replicas is not None:
+        text, index, notes = set_replicas(builds, index, options.replicas)
+        texts, out = [*texts, text], [*out, *notes]
+    if options.auto_split is not None:
+        text, index, notes = set_auto_split(builds.registry.dictionary, index, options.auto_split)
+        texts, out = [*texts, text], [*out, *notes]
+    return "; ".join(texts) or f"index {old.name} has these slices already, nothing is done", index, None, out
+
+
+def like_before(definition: IndexDefinition, said: frozenset[str], old: IndexRecord) -> IndexDefinition:
+    """The definition of CREATE OR REPLACE, where it does not speak of slices, replicas and auto_split as they
+    are. Splits that the index has got by itself stay, too: the statement did not say them the first time.
+
+    Args:
+        said: options that the statement gives (with SPLIT AT, slices).
+    """
+    kept, members = old.definition, dict[str, Any]()
+    if "slices" not in said and definition.slices != kept.slices:
+        members["slices"] = kept.slices
+    if "replicas" not in said and definition.replicas != kept.replicas:
+        members["replicas"] = kept.replicas
+    if "auto_split" not in said and definition.auto_split != kept.auto_split:
+        members["auto_split"] = kept.auto_split
+    itself = isinstance(old.auto_split, AutoSplit) and old.auto_split.layout == old.id
+    by = [(one.partition_kind, one.partition) for one in (definition, kept)]
+    if itself and kept.given_splits and "slices" not in said and by[0] == by[1]:
+        members["given_splits"] = kept.given_splits
     return altered(definition, **members) if members else definition
 
 
@@ -147,6 +182,27 @@ def new_layout(
         text += "; until that is READY the old one answers"
     index = dictionary.catalog.index(index.id) or index
     return text, index, build, [*out, Note("info", "layout-begun", name, text)]
+
+
+def _on_its_way(builds: Builds, name: str, definition: IndexDefinition) -> Replaced | None:
+    """What is answered to who asks for a layout that is on its way already."""
+    for new in builds.registry.dictionary.catalog.pending_layouts(name):
+        if new.state != "FAILED" and same(definition, new.definition):
+            text = f"index {name} is made anew so already, by build {new.build}"
+            return text, new, builds.registry.find(new.build or ""), []
+    return None
+
+
+def _made_itself(builds: Builds, name: str) -> str:
+    """In words, that an index is getting more slices by itself; "" when it is not."""
+    for new in builds.registry.dictionary.catalog.pending_layouts(name):
+        if (
+            new.state != "FAILED"
+            and isinstance(new.auto_split, AutoSplit)
+            and new.auto_split.layout == new.id
+        ):
+            return f"gets {new.slices} slices by itself, by build {new.build}"
+    return ""
 
 
 def check_no_layout(builds: Builds, index: IndexRecord) -> None:

@@ -206,13 +206,16 @@ def _queues(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
 
 def _hot(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
     """Slices that get much more than the others, or hold much more: all answer, so it is a note."""
+    step = f"`keytide index load {record.name}` shows what is written to it, and what helps"
+    if record.definition.splits_itself and (does := leader.auto_splits.waiting.get(record.id)):
+        step += f"; auto_split: {does}"
     for one in leader.loads.hot(record):
         yield Reason(
             "slice",
             f"slice {one.slice} of {record.name}",
             "ok",
             f"it is hot: {one.words}",
-            f"`keytide index load {record.name}` shows what is written to it, and what helps",
+            step,
         )
 
 

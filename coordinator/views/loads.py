@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from coordinator.core.slice_loads import Hot
 from coordinator.leader import Leader
-from coordinator.views.advice import advice
+from coordinator.statements.advice import advice
 from keytide.catalog.partitioning import readable_splits
 from keytide.catalog.records import IndexRecord
 from keytide.errors import CallerError

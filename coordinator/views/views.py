@@ -18,6 +18,7 @@ from coordinator.views import absent_nodes, loads
 from coordinator.views.copies import drain_state
 from coordinator.views.jobs import verification
 from coordinator.views.slices import copy_counts, index_slices, lost_slices, slice_statuses
+from keytide.catalog.auto_split import AutoSplit
 from keytide.catalog.partitioning import readable_splits
 from keytide.catalog.records import BuildRecord, IndexRecord, NodeRecord
 from keytide.definition.render import render_expression
@@ -69,6 +70,9 @@ def index(leader: Leader, record: IndexRecord, now: int) -> Document:
         "verification": verification(leader, record),
         "created_at": record.created_at,
         "layouts": layouts(leader, record),
+        "auto_split": definition.splits_itself,
+        "auto_split_at": record.auto_split.at if isinstance(record.auto_split, AutoSplit) else None,
+        "auto_split_does": leader.auto_splits.waiting.get(record.id),
     }
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from keytide.catalog.auto_split import AutoSplit
 from keytide.catalog.copies import CopyRecord, LeavingCopy, RebalanceRecord
 from keytide.catalog.table_origin import TableOrigin
 from keytide.definition.index import IndexDefinition
@@ -104,6 +105,7 @@ class IndexRecord(msgspec.Struct, frozen=True):
         replaced_by: id of the index that has taken over its name: it answers tokens that name it, and goes
             when nobody reads from it any more. By this member alone the one name passes to the other.
         replacement_read: every node was heard to have read that it was replaced.
+        auto_split: the last new layout that was begun for a hot slice; not there when there was none.
     """
 
     id: str
@@ -125,6 +127,7 @@ class IndexRecord(msgspec.Struct, frozen=True):
     took_over: bool = False
     replaced_by: str = ""
     replacement_read: bool = False
+    auto_split: AutoSplit | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def name(self) -> str:

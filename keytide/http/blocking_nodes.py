@@ -20,10 +20,13 @@ class BlockingNodeClient:
     Args:
         authority: who signs the nodes' certificates (`security.tls_authority`).
         transport: how nodes are reached (tests have one of their own).
+        limit_s: how long nothing may come back.
     """
 
-    def __init__(self, authority: str, transport: httpx.BaseTransport | None = None) -> None:
-        self._http = httpx.Client(timeout=LIMIT_S, transport=transport, verify=trusted(authority))
+    def __init__(
+        self, authority: str, transport: httpx.BaseTransport | None = None, limit_s: float = LIMIT_S
+    ) -> None:
+        self._http = httpx.Client(timeout=limit_s, transport=transport, verify=trusted(authority))
         self.close = self._http.close
 
     def ask(self, url: str, body: bytes, secret: str) -> bytes:

@@ -272,6 +272,24 @@ class CoordinatorSettings(Section):
     large_entries: int = Field(
         1_000_000, ge=1, description="entries that a slice holds, below which it is not told of as large"
     )
+    auto_split_after_s: int = Field(
+        300,
+        ge=0,
+        description="an index with auto_split gets more slices when one has been told of as hot for so long; "
+        "each time a build reads the whole source",
+    )
+    auto_split_pause_s: int = Field(
+        3_600,
+        ge=1,
+        description="from one time that an index gets more slices by itself to the next: by then it is seen "
+        "whether the last time has helped",
+    )
+    auto_split_slices: int = Field(
+        64,
+        ge=1,
+        le=1024,
+        description="an index gets no more slices than these by itself; each slice hears every document",
+    )
     node_timeout_ms: int = Field(
         3_000, description="a node without a heartbeat for this long is not live and leaves pacing"
     )

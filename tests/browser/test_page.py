@@ -15,7 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from coordinator.core.instructions import Instruction
 from coordinator.core.slice_loads import Hot, LoadLimits, SliceLoads
+from coordinator.statements.auto_split import AutoSplitLimits, AutoSplits
 from keytide.catalog.records import IndexRecord
 from tests.browser.scene import FLIGHTS, NODES, busy_day, served
 
@@ -36,7 +38,11 @@ def chromium() -> str:
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     scene = busy_day()
-    scene.leader.loads = HotSlice(scene.leader.stability.nodes, LoadLimits())
+    leader = scene.leader
+    leader.loads = HotSlice(leader.stability.nodes, LoadLimits())
+    leader.auto_splits = Waits(leader.builds, leader.loads, AutoSplitLimits())
+    index = leader.dictionary.index_named("late_arrivals")
+    leader.auto_splits.waiting = {index.id: "waits until it has one layout again"}
     with served(scene) as url:
         yield url
 
@@ -46,6 +52,13 @@ class HotSlice(SliceLoads):
 
     def hot(self, index: IndexRecord) -> list[Hot]:
         return [Hot(5, "writes", 900.0, 100.0)] if index.name == "late_arrivals" else []
+
+
+class Waits(AutoSplits):
+    """An index gets no more slices by itself now."""
+
+    def tick(self, now: int) -> list[Instruction]:
+        return []
 
 
 def run(chromium: str, profile: Path, url: str) -> str:
@@ -145,7 +158,7 @@ def test_a_slice_whose_data_is_lost_is_told(document: str) -> None:
 def test_a_slice_that_is_hot_is_told_with_how_to_see_what_helps(document: str) -> None:
     assert (
         "slice 5 is hot: 900 entries/s are written to it, 100 to others of its index; "
-        "what helps: keytide index load late_arrivals"
+        "what helps: keytide index load late_arrivals auto_split: waits until it has one layout again"
     ) in text_of(document)
 
 

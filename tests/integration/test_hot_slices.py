@@ -1,8 +1,9 @@
 """A hot slice on real nodes: it is noticed, the value that makes it hot is named, and the statement that is
-advised spreads it."""
+advised spreads it; or it is split by itself, where half of what is written to it lies."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from deploy.cluster import LocalCluster
+from keytide.errors import KeytideError
 from tests.integration.world import World, Writer, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
@@ -19,6 +21,7 @@ SETTINGS = {
     "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
     "KEYTIDE_COORDINATOR__HOT_AFTER_S": "8",
     "KEYTIDE_COORDINATOR__HOT_RATE": "20",
+    "KEYTIDE_COORDINATOR__AUTO_SPLIT_AFTER_S": "4",
     "KEYTIDE_COORDINATOR__LEAVE_AFTER_S": "5",
     "KEYTIDE_SCAN__LEASE_S": "5",
 }
@@ -71,3 +74,45 @@ def test_a_hot_slice_is_told_of_and_the_statement_that_is_advised_spreads_it(wor
         rates = [one["writes_per_s"] for one in _load(world)["slices"]]
         assert max(rates) < 2 * sum(rates) / len(rates), rates
     world.check(INDEX, TOPIC, _by_city)
+
+
+RANGED = "visits_n"
+BY_N = (
+    f"CREATE INDEX {RANGED} ON {TOPIC} (n) PARTITION BY RANGE(n) SPLIT AT (80, 90, 95) WITH (auto_split=true)"
+)
+
+
+def _by_n(document: dict[str, Any], _: str) -> Iterable[list[Any]]:
+    yield [document["n"]]
+
+
+def _index(world: World) -> dict[str, Any]:
+    found: dict[str, Any] = world.admin.call("GET", f"/v1/indexes/{RANGED}")
+    return found
+
+
+def test_a_hot_range_is_split_by_itself_and_others_where_half_of_them_lies(world: World) -> None:
+    world.sql(BY_N)
+    wait_for(lambda: _index(world)["state"] == "READY", "it is built", 240)
+    first = _index(world)["id"]
+    with Writer(world.bootstrap, TOPIC, 2, _visit, per_second=400):
+        wait_for(lambda: _index(world)["id"] != first, "it has a new layout by itself", 300)
+        split, *given = _index(world)["splits"]
+        assert given == [80, 90, 95]
+        assert 25 <= split <= 55, "four fifths of what is written lie below 80, evenly"
+        events = world.admin.call("GET", "/v1/events")
+        assert any(one["kind"] == "auto-split" and "partition 0 is split" in one["text"] for one in events)
+        wait_for(lambda: not _index(world)["layouts"], "the old layout is gone", 60)
+        second = _index(world)["id"]
+
+        def split_again() -> bool:
+            with contextlib.suppress(KeytideError):  # (its node has not seen enough yet)
+                world.sql(f"ALTER INDEX {RANGED} SPLIT PARTITION 1")
+            return bool(_index(world)["layouts"])
+
+        wait_for(split_again, "its node says where half of it lies", 60)
+        wait_for(lambda: _index(world)["id"] != second, "it is replaced", 240)
+    lower, upper, *given = _index(world)["splits"]
+    assert (lower, given) == (split, [80, 90, 95])
+    assert split < upper < 80
+    world.check(RANGED, TOPIC, _by_n)

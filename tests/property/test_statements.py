@@ -72,7 +72,9 @@ def definitions(draw: st.DrawFn) -> IndexDefinition:
     partition = draw(PARTITIONS)
     options = [f"replicas={draw(st.integers(0, 3))}"]
     options += [] if "SPLIT" in partition else [f"slices={draw(st.integers(1, 64))}"]
-    options += [one for one in ("include_missing=true", "defer_build=true") if draw(st.booleans())]
+    options += [
+        one for one in ("include_missing=true", "defer_build=true", "auto_split=true") if draw(st.booleans())
+    ]
     clauses = [
         f"INCLUDE ({', '.join(include)})" if include else "",
         partition,

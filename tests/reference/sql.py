@@ -9,12 +9,15 @@ from tests.reference.writing import document, table
 INTRODUCTION = """Statements are PostgreSQL's, as far as they go. What is behind each word: [define an
 index](../define-an-index.md), [query](../query.md), [unique](../unique.md)."""
 GRAMMAR = """```
-CREATE [UNIQUE] INDEX [IF NOT EXISTS] name ON keyspace (expression [ASC | DESC], ...)
+CREATE [OR REPLACE] [UNIQUE] INDEX [IF NOT EXISTS] name ON keyspace (expression [ASC | DESC], ...)
     [INCLUDE (path, ...)]
     [PARTITION BY HASH(expression) | RANGE(expression) [SPLIT AT (constant, ...)]]
     [WITH (option = value, ...)]
     [WHERE condition]
-ALTER INDEX name SET (replicas = n)
+ALTER INDEX name [PARTITION BY HASH(expression) | RANGE(expression) [SPLIT AT (constant, ...)]]
+    [SET (option = value, ...)]
+ALTER INDEX name SPLIT PARTITION n [AT (constant, ...)]
+ALTER INDEX name MERGE PARTITIONS n, n
 ALTER INDEX name RENAME TO name
 DROP INDEX [IF EXISTS] name
 BUILD INDEX ON keyspace (name, ...)
@@ -27,7 +30,8 @@ NODES = {
     "operators": "between values",
     "comparisons": "in conditions, beside AND, OR, NOT, IN, BETWEEN, LIKE, IS [NOT] NULL | MISSING, = ANY",
     "aggregates": "in SELECT; COUNT also with * and DISTINCT",
-    "options": "of CREATE INDEX, after WITH; `replicas` also of ALTER INDEX, after SET",
+    "options": "of CREATE INDEX, after WITH; "
+    f"{', '.join(f'`{one}`' for one in statement.ALTERABLE)} also of ALTER INDEX, after SET",
 }
 
 

@@ -18,6 +18,7 @@ from coordinator.core.instructions import Instruction
 from coordinator.core.slice_loads import LoadLimits
 from coordinator.leader import Leader
 from coordinator.stability.stream import StabilityLimits
+from coordinator.statements.auto_split import AutoSplitLimits
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.copies import CopyRecord
 from keytide.catalog.records import (
@@ -113,9 +114,11 @@ class CopiesWorld(World):
     Attributes:
         busy: the source is written to.
         load_limits: when a slice is hot.
+        auto_split_limits: when it is parted by itself.
     """
 
     load_limits = LoadLimits()
+    auto_split_limits = AutoSplitLimits()
 
     def __init__(
         self,
@@ -142,7 +145,15 @@ class CopiesWorld(World):
     def begin(self, catalog: Catalog, term: int = 1, heard: bool = True) -> None:
         """A leader that knows the dictionary and the last timestamp only. `heard`: projectors report at
         once."""
-        self.leader = Leader(catalog, "kt", term, self.stability_limits, self.limits, self.load_limits)
+        self.leader = Leader(
+            catalog,
+            "kt",
+            term,
+            self.stability_limits,
+            self.limits,
+            self.load_limits,
+            self.auto_split_limits,
+        )
         last = max(self.places, default=-1)
         common = [one for one in self.broadcasts if isinstance(one, Published)][-1:]
         tail = ControlTail(((last, self.places[last]),) if last >= 0 else (), tuple(common), self.now)

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import pytest
 
 from coordinator.core.slice_loads import Hot, Measure
-from coordinator.views.advice import Advice, advice, halving_split, rising
+from coordinator.statements.advice import Advice, advice, halving_split, rising
+from coordinator.statements.partitions import repartitioned
 from keytide.catalog.partitioning import Partitioning
 from keytide.catalog.records import IndexRecord
 from keytide.collation import encode_part
 from keytide.collation.layout import Value
-from keytide.definition.statement import AlterIndex, CreateIndex, parse_statement
+from keytide.definition.statement import AlterIndex, CreateIndex, SplitPartition, parse_statement
 from keytide.wire.index_lists import WrittenSlice, WrittenValue
 
 
@@ -40,7 +41,7 @@ def advised(of: IndexRecord, told: WrittenSlice | None, measure: Measure = "writ
     found = advice(of, Hot(3, measure, 900, 100), told)
     if found.statement is not None:
         parsed = parse_statement(found.statement)  # it can be run as it is
-        assert isinstance(parsed, CreateIndex | AlterIndex)
+        assert isinstance(parsed, CreateIndex | AlterIndex | SplitPartition)
         assert not isinstance(parsed, CreateIndex) or parsed.or_replace
     return found
 
@@ -89,6 +90,8 @@ def test_by_hash_with_several_values_more_slices_help(told: WrittenSlice | None)
 
 
 def test_there_are_no_more_slices_than_there_may_be() -> None:
+    bound = advice(index(HASH), Hot(3, "writes", 900, 100), None, 6)
+    assert bound.statement == "ALTER INDEX i SET (slices=6)"
     assert advised(index("CREATE INDEX i ON people (city) WITH (slices=1024)"), None).statement is None
     most = advised(index("CREATE INDEX i ON people (city) WITH (slices=1000)"), None)
     assert most.statement == "ALTER INDEX i SET (slices=1024)"
@@ -119,9 +122,11 @@ def test_a_split_where_half_the_load_lies_is_named(statement: str, splits: Seque
     split = halving_split(of, 3, told)
     assert split is not None
     parsed = parse_statement(found.statement or "")
-    assert isinstance(parsed, CreateIndex)
-    assert parsed.definition.slices == 5
-    new = Partitioning.of(parsed.definition)
+    assert isinstance(parsed, SplitPartition)
+    assert (parsed.name, parsed.partition) == ("i", 3)
+    definition = repartitioned(of, parsed)
+    assert definition.slices == 5
+    new = Partitioning.of(definition)
     assert new.splits == (*map(encode_part, (10, 20, 30)), split)
     shares = [sum(new.slice_of(encode_part(one)) == number for one in values) for number in range(5)]
     assert shares[:3] == [0, 0, 0]

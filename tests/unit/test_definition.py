@@ -6,14 +6,17 @@ import msgspec
 import pytest
 
 from keytide.definition.errors import InvalidStatementError, QueryElsewhereError
-from keytide.definition.index import IndexDefinition
+from keytide.definition.expression import DocumentId, Literal, Path
+from keytide.definition.index import IndexDefinition, PartitionBy
 from keytide.definition.normal import normal_statement
 from keytide.definition.statement import (
     AlterIndex,
     BuildIndex,
     CreateIndex,
     DropIndex,
+    MergePartitions,
     RenameIndex,
+    SplitPartition,
     parse_statement,
 )
 from keytide.errors import CallerError
@@ -122,6 +125,8 @@ def test_other_statements() -> None:
     assert parse_statement('alter index "x" set (REPLICAS = 0);') == AlterIndex("x", 0)
     assert parse_statement("ALTER INDEX x SET (slices=3)") == AlterIndex("x", slices=3)
     assert parse_statement("ALTER INDEX x SET (slices=3, replicas=1)") == AlterIndex("x", 1, 3)
+    assert parse_statement("ALTER INDEX x SET (auto_split)") == AlterIndex("x", auto_split=True)
+    assert parse_statement("ALTER INDEX x SET (auto_split=OFF)") == AlterIndex("x", auto_split=False)
     assert parse_statement("ALTER INDEX a-b RENAME TO a.c") == RenameIndex("a-b", "a.c")
     assert parse_statement('alter index rename rename to "to";') == RenameIndex("rename", "to")
     created = parse_statement("CREATE INDEX IF NOT EXISTS x ON k (a)")
@@ -135,6 +140,20 @@ def test_other_statements() -> None:
     split = parse_statement("CREATE INDEX x ON k (a) PARTITION BY RANGE(a) SPLIT AT (1)")
     assert isinstance(split, CreateIndex)
     assert split.said == {"slices"}
+
+
+def test_other_slices() -> None:
+    city, age = Path(("city",)), Path(("age",))
+    by_id = AlterIndex("x", partition=PartitionBy("hash", DocumentId()))
+    assert parse_statement("ALTER INDEX x PARTITION BY HASH(id)") == by_id
+    found = parse_statement("ALTER INDEX x PARTITION BY RANGE(age) SPLIT AT (1, 'a') SET (replicas=1);")
+    splits = (Literal(1), Literal("a"))
+    assert found == AlterIndex("x", 1, 3, partition=PartitionBy("range", age, splits))
+    found = parse_statement("ALTER INDEX x PARTITION BY RANGE(city) SET (slices=5, auto_split=true)")
+    assert found == AlterIndex("x", None, 5, True, PartitionBy("range", city))
+    assert parse_statement("ALTER INDEX x SPLIT PARTITION 3 AT (1, 'a')") == SplitPartition("x", 3, splits)
+    assert parse_statement("alter index x split partition 3") == SplitPartition("x", 3)
+    assert parse_statement("ALTER INDEX x MERGE PARTITIONS 3, 4") == MergePartitions("x", 3, 4)
 
 
 @pytest.mark.parametrize(
@@ -217,6 +236,25 @@ def test_other_statements() -> None:
         ("ALTER INDEX x SET (replicas=1, replicas=2)", "replicas stands twice", 1, 32),
         ("ALTER INDEX x SET (include_missing=true)", "said when an index is made, and stays", 1, 20),
         ("ALTER INDEX x SET (replica=1)", "there is no option replica", 1, 20),
+        ("ALTER INDEX x SET (auto_split=3)", "this must be true or false", 1, 31),
+        ("ALTER INDEX x PARTITION BY LIST(a)", "HASH must stand here, not 'LIST'", 1, 28),
+        ("ALTER INDEX x PARTITION BY HASH(a) SPLIT AT (1)", "a hash has no splits", 1, 36),
+        ("ALTER INDEX x PARTITION BY RANGE(a) WITH (slices=2)", "SET must stand here, not 'WITH'", 1, 37),
+        (
+            "ALTER INDEX x PARTITION BY RANGE(a) SPLIT AT (1) SET (slices=3)",
+            "1 splits make 2 slices, not 3",
+            1,
+            62,
+        ),
+        ("ALTER INDEX x SPLIT 2", "PARTITION must stand here, not '2'", 1, 21),
+        ("ALTER INDEX x SPLIT PARTITION", "the number of a slice must stand here", 1, 30),
+        ("ALTER INDEX x SPLIT PARTITION n AT (1)", "a whole number from 0 to 1023", 1, 31),
+        ("ALTER INDEX x SPLIT PARTITION 1024 AT (1)", "a whole number from 0 to 1023", 1, 31),
+        ("ALTER INDEX x SPLIT PARTITION 1 AT (2, 1)", "splits must ascend", 1, 40),
+        ("ALTER INDEX x SPLIT PARTITION 1 AT (city)", "SPLIT AT takes values", 1, 37),
+        ("ALTER INDEX x MERGE 1, 2", "PARTITIONS must stand here, not '1'", 1, 21),
+        ("ALTER INDEX x MERGE PARTITIONS 1", ", must stand here", 1, 33),
+        ("ALTER INDEX x MERGE PARTITIONS 1, 2, 3", "',' does not fit here", 1, 36),
         ("ALTER INDEX x SET (replicas=1) WHERE a", "'WHERE' does not fit here", 1, 32),
         ("BUILD INDEX ON k (a, a)", "a stands twice", 1, 22),
         ("CREATE INDEX x ON k (\ud800)", "the statement is not valid Unicode", 1, 22),

@@ -3,20 +3,28 @@ commands."""
 
 from __future__ import annotations
 
+import asyncio
+import queue
 import random
 from typing import Any, cast
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
+from coordinator.core.events import WrittenTold
+from coordinator.core.instructions import AskWritten
 from coordinator.http import metrics
 from coordinator.http.leader_access import LeaderAccess
-from coordinator.http.list_routes import add_lists
+from coordinator.http.list_routes import add_lists, in_half
 from coordinator.http.problems import add_error_handlers
 from coordinator.process.limits import limits_of
+from coordinator.process.load_requests import LoadRequests
 from coordinator.process.service import CoordinatorService
+from coordinator.statements.auto_split import AutoSplitLimits
 from coordinator.views import health, views
 from indexer.hosting.node import ServingNode
 from indexer.serve.index_lists import page
@@ -25,7 +33,11 @@ from keytide.cli import app as cli
 from keytide.cli import rendering as looks
 from keytide.cli.output import out
 from keytide.collation import encode_part
+from keytide.definition.expression import Literal
+from keytide.definition.statement import CreateIndex, SplitPartition, parse_statement
+from keytide.http.blocking_nodes import BlockingNodeClient
 from keytide.http.nodes import NodeClient
+from keytide.process.worker import logged
 from keytide.settings.settings import load_settings
 from keytide.wire.index_lists import ListPage, WrittenSlice, WrittenValue, ask_decoder, encoder
 from tests.browser.scene import Scene
@@ -100,11 +112,12 @@ class Answers:
         return 200, encoder.encode(ListPage(written=told))
 
 
-def client_of(world: LoadWorld, given: Answers | None = None) -> tuple[TestClient, Answers]:
-    class Service(Scene):
-        def pulse(self) -> None:
-            """Only the world's time passes."""
+class Service(Scene):
+    def pulse(self) -> None:
+        """Only the world's time passes."""
 
+
+def client_of(world: LoadWorld, given: Answers | None = None) -> tuple[TestClient, Answers]:
     scene, answers, app = Service(), given or Answers(), FastAPI()
     scene.leader = world.leader
     add_error_handlers(app)
@@ -221,7 +234,78 @@ def test_index_load_shows_values_and_advice(monkeypatch: pytest.MonkeyPatch) -> 
     assert "slice 1: its entries do not say by which value they came there" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("statement", "number", "at"),
+    [
+        ("PARTITION BY RANGE(city) SPLIT AT ('c', 'f', 'p')", 2, (Literal("i"),)),
+        ("PARTITION BY RANGE(city) SPLIT AT ('c', 'f', 'p')", 1, ()),  # its node does not know
+        ("PARTITION BY RANGE(city) SPLIT AT ('c', 'f', 'p')", 4, ()),  # there is none
+        ("WITH (slices=4)", 2, ()),
+    ],
+)
+def test_a_slice_is_parted_where_its_node_says_that_half_lies(
+    statement: str, number: int, at: tuple[Literal, ...]
+) -> None:
+    """The statement that is left without a value is refused by name (test_partitions)."""
+
+    class Halves(Answers):
+        async def post(self, url: str, body: bytes, *_: Any) -> tuple[int, bytes]:
+            values = tuple(map(encode_part, [*"ffggghhhhiikkkkooo"]))
+            (asked,) = ask_decoder.decode(body).slices
+            known = WrittenSlice(asked, True, 18.0, [], values, ())
+            told = known if asked == 2 else WrittenSlice(asked, known=False)
+            return 200, encoder.encode(ListPage(written=[told]))
+
+    world = hot()
+    parsed = parse_statement(f"CREATE INDEX by_city ON people (city) {statement}")
+    assert isinstance(parsed, CreateIndex)
+    world.leader.dictionary.put(replace(world.index("by_city"), definition=parsed.definition))
+    scene = Service()
+    scene.leader = world.leader
+    access = LeaderAccess(cast(CoordinatorService, scene))
+    asked = SplitPartition("by_city", number)
+    found = asyncio.run(in_half(access, NodeClient(post=Halves().post), asked))
+    assert found == SplitPartition("by_city", number, at)
+
+
+def test_what_is_written_to_a_slice_is_asked_of_its_node_for_the_leader() -> None:
+    def node(request: httpx.Request) -> httpx.Response:
+        assert request.headers["Authorization"]
+        if request.url.host == "n9":
+            raise httpx.ConnectError("nobody is there")
+        if request.url.host == "n8":
+            return httpx.Response(404)
+        (asked,) = ask_decoder.decode(request.content).slices
+        return httpx.Response(200, content=encoder.encode(ListPage(written=[replace(WRITTEN, slice=asked)])))
+
+    told: queue.SimpleQueue[WrittenTold] = queue.SimpleQueue()
+    worker = LoadRequests(
+        load_settings(), told.put, logged, BlockingNodeClient("", httpx.MockTransport(node))
+    )
+    worker.open()
+    try:
+        for host in ("n9", "n8", "n1"):
+            worker.put(AskWritten("by_city-1", 2, f"http://{host}", "ab" * 16))
+        answers = [told.get(timeout=20) for _ in range(3)]
+    finally:
+        worker.close()
+    assert [(one.index, one.slice, one.written) for one in answers] == [
+        ("by_city-1", 2, None),
+        ("by_city-1", 2, None),
+        ("by_city-1", 2, WRITTEN),
+    ]
+
+
 def test_settings_are_obeyed() -> None:
     settings = load_settings(coordinator={"hot_after_s": 40, "hot_rate": 7, "large_entries": 9})
     limits = limits_of(settings)[2]
     assert (limits.look_ms, limits.rate, limits.entries) == (10_000, 7, 9)
+    settings = load_settings(
+        coordinator={
+            "hot_after_s": 40,
+            "auto_split_after_s": 5,
+            "auto_split_pause_s": 6,
+            "auto_split_slices": 7,
+        }
+    )
+    assert limits_of(settings)[3] == AutoSplitLimits(10_000, 5_000, 6_000, 7)

@@ -187,8 +187,9 @@ function layouts(index) {
 }
 
 function hot(index) {
-  return (index.hot || []).map((one) => sub(
+  const told = (index.hot || []).map((one) => sub(
     `slice ${one.slice} is hot: ${one.reason}; what helps: keytide index load ${index.name}`));
+  return index.auto_split_does ? [...told, sub(`auto_split: ${index.auto_split_does}`)] : told;
 }
 
 function indexesPart({ indexes }) {

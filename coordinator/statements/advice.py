@@ -8,20 +8,21 @@ too few slices. Each statement makes a new layout, which is built while the old 
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
 from coordinator.core.slice_loads import Hot
-from keytide.catalog.partitioning import readable_splits
+from coordinator.statements.partitions import literal_of, repartitioned, shown, splits_of
 from keytide.catalog.records import IndexRecord
-from keytide.collation import decode_key
-from keytide.definition.expression import DocumentId, Literal
+from keytide.definition.expression import DocumentId
 from keytide.definition.index import MAX_REPLICAS, MAX_SLICES, IndexDefinition
 from keytide.definition.normal import normal_statement
 from keytide.definition.render import render_expression, render_name
+from keytide.definition.statement import SplitPartition
+from keytide.errors import CallerError
 from keytide.wire.index_lists import WrittenSlice
 
 MOST: Final = 0.5
@@ -39,20 +40,23 @@ class Advice(NamedTuple):
     statement: str | None = None
 
 
-def advice(index: IndexRecord, hot: Hot, written: WrittenSlice | None = None) -> Advice:
+def advice(
+    index: IndexRecord, hot: Hot, written: WrittenSlice | None = None, most: int = MAX_SLICES
+) -> Advice:
     """What to do about a slice.
 
     Args:
         written: what its node has told of it; None when it was not asked.
+        most: slices that the index may have.
     """
     definition = index.definition
     if hot.measure == "reads":
-        return _reads(index)
+        return _reads(index, most)
     if written is not None and (value := most_written(written)) is not None:
         return _one_value(definition, value, written)
     if definition.partition_kind == "range":
-        return _range(index, hot, written)
-    more = _more_slices(index)
+        return _range(index, hot, written, most)
+    more = _more_slices(index, most)
     told = written is None or written.known
     also = (
         "if it is so again, one value has it" if told else "entries do not say by which value they came here"
@@ -78,7 +82,7 @@ def halving_split(index: IndexRecord, number: int, written: WrittenSlice) -> byt
     values = sorted((*written.before, *written.listed))
     if len(values) < LEAST_SAMPLED:
         return None
-    low = _splits(index)[number - 1] if number and number <= len(_splits(index)) else b""
+    low = splits_of(index)[number - 1] if number and number <= len(splits_of(index)) else b""
     middle = values[len(values) // 2]
     if bisect_left(values, middle) == 0:
         middle = next((value for value in values if value > middle), middle)
@@ -93,7 +97,7 @@ def rising(before: Sequence[bytes], after: Sequence[bytes]) -> bool:
     return sum(value > high for value in after) >= RISING * len(after)
 
 
-def _reads(index: IndexRecord) -> Advice:
+def _reads(index: IndexRecord, most: int) -> Advice:
     definition, name = index.definition, render_name(index.name)
     if definition.replicas < MAX_REPLICAS:
         return Advice(
@@ -101,20 +105,21 @@ def _reads(index: IndexRecord) -> Advice:
             f"ALTER INDEX {name} SET (replicas={definition.replicas + 1})",
         )
     return Advice(
-        "there are as many copies as there may be; more slices may part what is read", _more_slices(index)
+        "there are as many copies as there may be; more slices may part what is read",
+        _more_slices(index, most),
     )
 
 
 def _one_value(definition: IndexDefinition, value: bytes, written: WrittenSlice) -> Advice:
     share = round(100 * written.heavy[0].least / written.total)
-    shown = _shown(value)
+    said_value = shown(value)
     by = render_expression(definition.partition)
     if definition.partitioned_by_id:
         return Advice(
-            f"document {shown} has at least {share} % of what is written to it, a document is not parted: "
-            "see why it is written so often"
+            f"document {said_value} has at least {share} % of what is written to it, a document is not "
+            "parted: see why it is written so often"
         )
-    said = f"{by} = {shown} has at least {share} % of what is written to it"
+    said = f"{by} = {said_value} has at least {share} % of what is written to it"
     said += ", and no other number of slices parts it"
     if definition.unique:
         return Advice(
@@ -126,7 +131,7 @@ def _one_value(definition: IndexDefinition, value: bytes, written: WrittenSlice)
     )
 
 
-def _range(index: IndexRecord, hot: Hot, written: WrittenSlice | None) -> Advice:
+def _range(index: IndexRecord, hot: Hot, written: WrittenSlice | None, most: int) -> Advice:
     definition = index.definition
     by = render_expression(definition.partition)
     if hot.measure == "writes" and written is not None:
@@ -138,31 +143,34 @@ def _range(index: IndexRecord, hot: Hot, written: WrittenSlice | None) -> Advice
             )
         split = halving_split(index, hot.slice, written)
         if split is not None:
-            return _split_at(index, split)
+            return _split_at(index, hot.slice, split)
     if definition.given_splits:
         return Advice(
             "its splits were given, and do not fit what there is: without them the build finds some that do",
             _replacing(definition, given_splits=()),
         )
     return Advice(
-        "its splits do not fit what there is any more: a new layout finds them anew", _more_slices(index)
+        "its splits do not fit what there is any more: a new layout finds them anew",
+        _more_slices(index, most),
     )
 
 
-def _split_at(index: IndexRecord, split: bytes) -> Advice:
-    splits = list(_splits(index))
-    insort(splits, split)
-    literals = [_literal(one) for one in splits]
-    text = f"about half of what is written to it lies at or above {_shown(split)}: part it there"
-    if len(splits) >= MAX_SLICES or any(one is None for one in literals):
+def _split_at(index: IndexRecord, number: int, split: bytes) -> Advice:
+    text = f"about half of what is written to it lies at or above {shown(split)}: part it there"
+    literal = literal_of(split)
+    if literal is None:
         return Advice(text)
-    given = tuple(one for one in literals if one is not None)
-    return Advice(text, _replacing(index.definition, given_splits=given, slices=len(splits) + 1))
+    try:
+        repartitioned(index, SplitPartition(index.name, number, (literal,)))
+    except CallerError:
+        return Advice(text)
+    at = f"SPLIT PARTITION {number} AT ({render_expression(literal)})"
+    return Advice(text, f"ALTER INDEX {render_name(index.name)} {at}")
 
 
-def _more_slices(index: IndexRecord) -> str | None:
-    slices = min(2 * index.slices, MAX_SLICES)
-    if slices == index.slices or index.definition.given_splits:
+def _more_slices(index: IndexRecord, most: int) -> str | None:
+    slices = min(2 * index.slices, most)
+    if slices <= index.slices or index.definition.given_splits:
         return None
     return f"ALTER INDEX {render_name(index.name)} SET (slices={slices})"
 
@@ -171,18 +179,3 @@ def _replacing(definition: IndexDefinition, **members: Any) -> str:
     """The statement that makes the index with other members, in place of the one that there is."""
     statement = normal_statement(replace(definition, defer_build=False, **members))
     return statement.replace("CREATE ", "CREATE OR REPLACE ", 1)
-
-
-def _splits(index: IndexRecord) -> Sequence[bytes]:
-    return index.splits or index.definition.encoded_splits
-
-
-def _literal(encoded: bytes) -> Literal | None:
-    """A value as a statement writes it; None for one that it cannot."""
-    value = decode_key(encoded, 1)[0][0]
-    return Literal(value) if value is None or isinstance(value, bool | int | float | str) else None
-
-
-def _shown(encoded: bytes) -> str:
-    literal = _literal(encoded)
-    return render_expression(literal) if literal is not None else str(readable_splits([encoded])[0])
