@@ -300,7 +300,7 @@ def test_new_slices_have_what_the_source_has_forgotten(world: World) -> None:
         future.result(30)
     old = _record(world)
     with Writer(world.bootstrap, TOPIC, 18, order, per_second=300), Readers(world, range(3)) as readers:
-        build = world.sql(f"ALTER INDEX {INDEX} SET (slices=2)")["build"]
+        build = world.sql(f"ALTER INDEX {INDEX} PARTITION BY HASH(id) SET (slices=2)")["build"]
         world.wait_ready(build)
         wait_for(lambda: _record(world).id != old.id, "the new layout answers", 120)
         readers.go_on()
