@@ -34,6 +34,7 @@ from coordinator.core.instructions import Instruction, Note
 from coordinator.core.queue_sizes import QueueSizes
 from coordinator.core.slice_loads import LoadLimits, SliceLoads
 from coordinator.core.source_status import SourceStatus
+from coordinator.core.speakers import Speakers
 from coordinator.layouts.layouts import Layouts
 from coordinator.queues.trimming import Trimmer
 from coordinator.rollback.rollback import Rollbacks
@@ -46,7 +47,14 @@ from coordinator.statements.commands import Commands
 from keytide.catalog.catalog import EMITTING, Catalog
 from keytide.catalog.records import IndexRecord, NodeRecord
 from keytide.model.timestamp import Timestamp
-from keytide.wire.messages import QUEUE_UNAVAILABLE, Message, NodeHeartbeat, Progress
+from keytide.wire.messages import (
+    QUEUE_UNAVAILABLE,
+    BuildProgress,
+    JobProgress,
+    Message,
+    NodeHeartbeat,
+    Progress,
+)
 
 
 class Leader:
@@ -60,6 +68,7 @@ class Leader:
     Attributes:
         foreign: topics named like the cluster's queues that it knows nothing of
         (`coordinator.queues.orphaned_topics`).
+        speakers: who speaks which version of the protocol.
     """
 
     def __init__(
@@ -72,8 +81,9 @@ class Leader:
         load_limits: LoadLimits | None = None,
         auto_split_limits: AutoSplitLimits | None = None,
     ) -> None:
-        self.dictionary = Dictionary(catalog, cluster)
         self.stability = TimestampIssuer(limits, term)
+        self.speakers = Speakers(self.stability.nodes.live, self.stability.projectors)
+        self.dictionary = Dictionary(catalog, cluster, self.speakers)
         self.builds = Builds(self.dictionary, build_limits, self.stability.nodes)
         self.jobs = self.builds.jobs
         self.sources: dict[str, SourceStatus] = {}
@@ -101,6 +111,11 @@ class Leader:
         """One event; what to do now, in this order."""
         out: list[Instruction | CommonSnapshot] = []
         match event:
+            case Reported(NodeHeartbeat() as message, now) if (
+                message.protocol < self.dictionary.catalog.protocol
+            ):
+                # It may take the one layout for the other, and knows of no copies that leave: as if silent.
+                return self._settle(self._too_old(message, now), now)
             case ControlTail():
                 out += self.stability.catalog_changed(self.dictionary.catalog, event.now)
                 out += self.stability.handle(event)
@@ -176,17 +191,32 @@ class Leader:
                 return [*self.builds.registry.unique.heard(message)]
             case Progress():
                 return self._give_up_suspended(message, now)
+            case BuildProgress() | JobProgress():
+                self.speakers.driver(message)
+                return []
             case _:
                 return []
 
     def _remember_node(self, message: NodeHeartbeat, now: int) -> None:
+        """Write down what a node says of itself, when that is news."""
         known = self.dictionary.catalog.records.get(f"node/{message.node}")
         if not isinstance(known, NodeRecord):
-            self.dictionary.put(
-                NodeRecord(message.node, message.url, now, zone=message.zone, roles=message.roles)
-            )
-        elif (known.url, known.zone, known.roles) != (message.url, message.zone, message.roles):
-            self.dictionary.put(replace(known, url=message.url, zone=message.zone, roles=message.roles))
+            known = NodeRecord(message.node, message.url, now)
+        self.dictionary.put(
+            replace(known, url=message.url, zone=message.zone, roles=message.roles, protocol=message.protocol)
+        )
+
+    def _too_old(self, message: NodeHeartbeat, now: int) -> list[Instruction]:
+        """A word of a node that does not speak the version of the protocol that is in use, once."""
+        self._remember_node(message, now)
+        if not self.dictionary.changed:
+            return []
+        used = self.dictionary.catalog.protocol
+        text = (
+            f"node {message.node} speaks version {message.protocol} of the protocol, and version {used} is "
+            "in use: it is passed over until it is upgraded"
+        )
+        return [Note("error", "node-too-old", message.node, text)]
 
     def _check_lateness(self, source: SourceStatus) -> list[Instruction]:
         """Late projectors of a compacted topic: hold timestamps back (R27), give up indexes (R26)."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from coordinator.core.instructions import Write
+from coordinator.core.speakers import Speakers
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import IndexRecord, KeyspaceRecord, Record, record_key
 from keytide.definition.index import IndexDefinition
@@ -32,6 +33,7 @@ class Dictionary:
     Args:
         catalog: as read at the start of the term; it is changed in place from now on.
         cluster: the cluster's name.
+        speakers: who speaks which version of the protocol; nobody but nodes by default.
 
     Attributes:
         changed: something changed since `drain` was last called.
@@ -41,8 +43,9 @@ class Dictionary:
             has read what another leader wrote (R49).
     """
 
-    def __init__(self, catalog: Catalog, cluster: str) -> None:
+    def __init__(self, catalog: Catalog, cluster: str, speakers: Speakers | None = None) -> None:
         self.catalog = catalog
+        self.speakers = speakers or Speakers()
         self.topics = Topics(cluster)
         self._pending: dict[str, Record | None] = {}
         self._bumped: set[str] = set()
@@ -65,6 +68,20 @@ class Dictionary:
         """Remove a record."""
         if self.catalog.remove(key):
             self._pending[key] = None
+
+    def use_protocol(self, version: int, what: str, without: str = "") -> None:
+        """Have the cluster use a version of the protocol from now on.
+
+        Args:
+            what, without: as in `Speakers.check`.
+
+        Raises:
+            UpgradeNeededError: somebody does not speak it.
+        """
+        self.speakers.check(self.catalog, version, what, without)
+        record = self.catalog.cluster
+        if record is not None and record.protocol < version:
+            self.put(replace(record, protocol=version))
 
     def drain(self) -> Write | None:
         """All changes since the last call, as one transaction.

@@ -26,6 +26,7 @@ from keytide.catalog.copies import CopyRecord, Move, RebalanceRecord
 from keytide.catalog.records import IndexRecord, NodeRecord
 from keytide.errors import CallerError, RetryableError
 from keytide.model.hints import did_you_mean
+from keytide.model.protocol import MOVES
 
 KEPT: Final = 10
 """Rebalances that are over and still shown."""
@@ -92,10 +93,12 @@ class Moves:
             NoSuchNodeError: there is no node of that name.
             ConflictError: no other node is live that may have slices.
             RetryableError: this leader has not heard all nodes yet.
+            UpgradeNeededError: somebody does not know of copies that move.
         """
         record = self._node(node)
         if record.drained_at:
             return record, []
+        self._dictionary.use_protocol(MOVES, "a drain", without=node)
         if not self._heard_nodes() - {node}:
             raise _too_few("other ")
         record = replace(record, drained_at=max(1, now))
@@ -167,8 +170,10 @@ class Moves:
 
     def carry_out(self, moves: list[Move], now: int) -> tuple[RebalanceRecord, list[Instruction]]:
         """Begin a rebalance (it is DONE at once when there is nothing to move). Raises as
-        `check_none_runs`."""
+        `check_none_runs`, and `UpgradeNeededError` as `drain`."""
         self.check_none_runs()
+        if moves:
+            self._dictionary.use_protocol(MOVES, "a rebalance")
         record = RebalanceRecord(
             id=f"rebalance-{self._dictionary.number()}",
             state="RUNNING",

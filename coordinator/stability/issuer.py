@@ -29,7 +29,7 @@ every slice).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from coordinator.core.events import (
     BoundWritten,
@@ -47,6 +47,7 @@ from coordinator.core.events import (
 from coordinator.core.failure_detector import FailureDetector
 from coordinator.core.instructions import Broadcast, Instruction, Note
 from coordinator.core.nodes import HeardNodes
+from coordinator.core.speakers import Speaker
 from coordinator.stability import topic_confirmation as confirming
 from coordinator.stability.acknowledgements import AcknowledgedNumbers
 from coordinator.stability.pacing import Pacing
@@ -106,6 +107,12 @@ class TimestampIssuer:
                 self.acknowledgements.void(record.id, max(stream.stamps, default=-1))
         stream.progress.keyspace = keyspace
         return stream
+
+    def projectors(self) -> Iterator[Speaker]:
+        """The projectors that were last heard of the partitions that are read."""
+        for stream in self.streams.values():
+            if stream.emitting:
+                yield from stream.progress.speakers()
 
     def halt(self, keyspace: str) -> None:
         """Issue and publish nothing of a keyspace until `resume` is called."""

@@ -3,9 +3,11 @@ Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from coordinator.core.speakers import Speaker
 from keytide.catalog.records import KeyspaceRecord
 from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.messages import PartitionProgress, Progress, StabilityTimestamp
@@ -40,11 +42,13 @@ class AcknowledgedPartition:
 
 @dataclass(slots=True)
 class ProjectorState:
-    """One projector instance: its counters since its start."""
+    """One projector instance: its counters since its start, and the version of the protocol that it
+    speaks."""
 
     documents: int
     skipped: dict[str, dict[str, int]]
     heard_at: int
+    protocol: int
 
 
 class Content(NamedTuple):
@@ -112,7 +116,9 @@ class KeyspaceProgress:
         for one in message.partitions:
             self._merge_partition(one, message.projector, now)
         self.projectors.pop(message.projector, None)  # so that the newest are last
-        self.projectors[message.projector] = ProjectorState(message.documents, message.skipped, now)
+        self.projectors[message.projector] = ProjectorState(
+            message.documents, message.skipped, now, message.protocol
+        )
         while len(self.projectors) > self.PROJECTORS_KEPT:
             del self.projectors[next(iter(self.projectors))]
 
@@ -136,6 +142,12 @@ class KeyspaceProgress:
         state.version = max(state.version, report.version)
         state.heard_at = now
         state.projector = projector
+
+    def speakers(self) -> Iterator[Speaker]:
+        """The projectors that were last heard of its partitions."""
+        owners = {state.projector for state in self.partitions.values()}
+        for name in owners & self.projectors.keys():
+            yield Speaker(f"projector {name}", self.projectors[name].protocol)
 
     def begin(self, timestamp: Timestamp, before: KeyspaceProgress | None) -> None:
         """Start from where a rollback went back to. Which catalog versions are activated is known from

@@ -27,6 +27,7 @@ from keytide.catalog.records import BuildRecord, IndexRecord
 from keytide.definition.index import IndexDefinition
 from keytide.definition.statement import Alteration, AlterIndex
 from keytide.errors import CallerError
+from keytide.model.protocol import LAYOUTS
 
 Replaced = tuple[str, IndexRecord, BuildRecord | None, list[Instruction]]
 """What was done, in words; the index as it is now; the build that it began; what follows."""
@@ -147,6 +148,7 @@ def new_layout(
         ConflictError: it is of another keyspace; the old one is built; a new layout is on its way; the source
             no longer holds what the old one was built from.
         CallerError: its build is not to begin.
+        UpgradeNeededError: somebody does not know of layouts.
     """
     dictionary, name = builds.registry.dictionary, old.name
     if definition.defer_build:
@@ -172,6 +174,8 @@ def new_layout(
         and (why := forgotten(dictionary.catalog, old, source.earliest, source.topic_id))
     ):
         raise _conflict(why, f"if what the source holds is enough, DROP INDEX {name} and CREATE it")
+    if serves:
+        dictionary.use_protocol(LAYOUTS, f"a new layout of index {name}")
     out = drop_failed(builds, name, now)
     if not serves:
         out += drop(builds, old, now)[0]

@@ -14,6 +14,7 @@ from coordinator.builds.registry import FINAL
 from coordinator.copies.choosing import TURN
 from coordinator.copies.grace import READERS
 from coordinator.core.nodes import node_subject
+from coordinator.core.speakers import told
 from coordinator.jobs.registry import DRAIN
 from coordinator.leader import Leader
 from coordinator.stability.progress import partition_subject
@@ -22,6 +23,7 @@ from coordinator.views import views
 from coordinator.views.copies import drain_state
 from coordinator.views.index_health import answers, index_reasons
 from keytide.model.health import Reason, Verdict, verdict
+from keytide.model.protocol import SPOKEN
 from keytide.model.roles import Role
 from keytide.model.words import few
 
@@ -29,6 +31,7 @@ DRIVER_SILENT_MS = 10_000
 """A driver reports twice a second."""
 DRIVER_DEATHS = 2
 """One death of a driver is everyday; more without progress are told."""
+_UPGRADE = "upgrade it: start it again with the release of the others"
 
 
 def of(leader: Leader, now: int) -> Verdict:
@@ -86,6 +89,7 @@ def _cluster(leader: Leader) -> Iterator[Reason]:
     say = partial(Reason, "cluster", leader.dictionary.topics.cluster)
     if not leader.dictionary.catalog.nodes():
         yield say("degraded", "there are no indexer nodes", "start one: `python -m indexer`")
+    yield from _protocol(leader)
     for role, what in _missing_roles(leader):
         yield say(
             "degraded",
@@ -105,6 +109,28 @@ def _cluster(leader: Leader) -> Iterator[Reason]:
             f"the disk of {room.folder} is nearly full, {_mib(room.free)} are free: builds pause",
             "make room there",
         )
+
+
+def _protocol(leader: Leader) -> Iterator[Reason]:
+    """Who speaks an earlier version of the protocol than the others. (Of the nodes that speak none that is
+    in use, each is told by itself.)"""
+    catalog, cluster = leader.dictionary.catalog, leader.dictionary.topics.cluster
+    for one in leader.speakers.others(catalog):
+        if one.protocol < catalog.protocol:
+            yield Reason("projector", one.name, "degraded", _speaks(one.protocol, catalog.protocol), _UPGRADE)
+    if behind := leader.speakers.behind(catalog, SPOKEN):
+        yield Reason(
+            "cluster",
+            cluster,
+            "ok",
+            f"not everybody speaks version {SPOKEN} of the protocol, as this coordinator does: "
+            f"{told(behind)}; what needs it is refused",
+            "upgrade them, and the gateways, which nobody hears",
+        )
+
+
+def _speaks(version: int, used: int) -> str:
+    return f"it speaks version {version} of the protocol, and version {used} is in use"
 
 
 def _missing_roles(leader: Leader) -> Iterator[tuple[Role, str]]:
@@ -218,7 +244,13 @@ def _nodes(leader: Leader) -> Iterator[Reason]:
                 f"`keytide rebalance` moves them to others, or `keytide node drain {name}`; or give it the "
                 "role again (setting indexer.roles)",
             )
-        if failure_detector.suspected(node_subject(name)) and not failure_detector.deaf:
+        if record.protocol < catalog.protocol:
+            yield say(
+                "failing" if name in alone else "degraded",
+                f"{_speaks(record.protocol, catalog.protocol)}: it is passed over as if it were silent",
+                _UPGRADE,
+            )
+        elif failure_detector.suspected(node_subject(name)) and not failure_detector.deaf:
             silence = _seconds(failure_detector.silence(node_subject(name)))
             holds = name in held
             away = "has not been heard in this term" if known is None else f"has said nothing for {silence}"

@@ -22,6 +22,7 @@ from keytide.catalog.auto_split import AutoSplit
 from keytide.catalog.partitioning import readable_splits
 from keytide.catalog.records import BuildRecord, IndexRecord, NodeRecord
 from keytide.definition.render import render_expression
+from keytide.model.protocol import SPOKEN
 from keytide.model.roles import ROLES
 from keytide.model.timestamp import Timestamp, smallest
 from keytide.wire.messages import SliceStatus
@@ -238,6 +239,7 @@ def node(leader: Leader, record: NodeRecord, now: int) -> Document:
         "url": record.url,
         "zone": record.zone or None,
         "roles": [role for role in ROLES if record.has(role)],
+        "protocol": record.protocol,
         "live": bool(known and known.live),
         "drain": drain_state(leader, record),
         "counted": sum(name in nodes for index in indexes for nodes in index.placement),
@@ -363,5 +365,6 @@ def cluster(leader: Leader, bootstrap: str, url: str, now: int) -> Document:
         "coordinator": url,
         "now": now,
         "kafka": bootstrap,
+        "protocol": {"used": leader.dictionary.catalog.protocol, "spoken": SPOKEN},
         "nodes": [{"id": one["id"], "url": one["url"], "live": one["live"]} for one in nodes(leader, now)],
     }

@@ -8,6 +8,7 @@ from confluent_kafka import KafkaError, Message
 
 from indexer.hosting.slice_runner import SliceKey
 from keytide.kafka.topics import producer
+from keytide.model.protocol import SPOKEN
 from keytide.model.topics import Topics
 from keytide.process.sync_points import reach
 from keytide.settings.settings import Settings
@@ -66,6 +67,7 @@ class NodeReporter:
                     catalog_offset,
                     self._zone,
                     self._roles,
+                    SPOKEN,
                 )
             )
         )

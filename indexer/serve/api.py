@@ -43,6 +43,7 @@ from indexer.serve.roles import ReadersElsewhere
 from indexer.view import NodeView
 from keytide.http.node_protocol import MESSAGE
 from keytide.model.health import LEVELS, Verdict, verdict
+from keytide.model.protocol import SPOKEN
 from keytide.model.roles import ROLES, Role
 from keytide.process.clock import now_ms
 from keytide.serving.docs import add_docs
@@ -125,7 +126,13 @@ def create_app(
         own = health()
         ready = view.catalog().cluster is not None and own.status != "failing"
         response.status_code = 200 if ready else 503
-        return {"ready": ready, "node": view.node_id, "roles": list(roles), **own.as_json()}
+        return {
+            "ready": ready,
+            "node": view.node_id,
+            "roles": list(roles),
+            "protocol": SPOKEN,
+            **own.as_json(),
+        }
 
     status = Gauge(
         "keytide_health_status",

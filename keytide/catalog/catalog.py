@@ -22,6 +22,7 @@ from keytide.catalog.records import (
     TermRecord,
     decode_record,
 )
+from keytide.model.protocol import FIRST_PROTOCOL, check_spoken
 
 RecordT = TypeVar("RecordT", bound=Record)
 
@@ -60,7 +61,12 @@ class Catalog:
         return record is not None
 
     def apply(self, key: str, value: bytes | None, offset: int) -> Record | None:
-        """Fold one metadata message in. Returns the new record, or None for a deletion."""
+        """Fold one metadata message in. Returns the new record, or None for a deletion.
+
+        Raises:
+            msgspec.ValidationError, KeyError: as `decode_record`.
+            UnknownVersionError: the cluster uses a version of the protocol that this release does not speak.
+        """
         self.offset = offset + 1
         if value is None:
             self.remove(key)
@@ -68,6 +74,8 @@ class Catalog:
                 self.ended.add(key)
             return None
         record = decode_record(key, value)
+        if isinstance(record, ClusterRecord):
+            check_spoken(record.protocol)
         self.put(key, record)
         return record
 
@@ -93,6 +101,11 @@ class Catalog:
     @property
     def cluster(self) -> ClusterRecord | None:
         return self._one("cluster", ClusterRecord)
+
+    @property
+    def protocol(self) -> int:
+        """The version of the protocol that is in use."""
+        return self.cluster.protocol if self.cluster is not None else FIRST_PROTOCOL
 
     @property
     def secret(self) -> str:

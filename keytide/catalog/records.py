@@ -13,6 +13,7 @@ from keytide.catalog.auto_split import AutoSplit
 from keytide.catalog.copies import CopyRecord, LeavingCopy, RebalanceRecord
 from keytide.catalog.table_origin import TableOrigin
 from keytide.definition.index import IndexDefinition
+from keytide.model.protocol import FIRST_PROTOCOL
 from keytide.model.roles import Role, has_role
 from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.messages import UniqueViolation
@@ -25,12 +26,14 @@ JobState = Literal["QUEUED", "RUNNING", "DONE", "FAILED", "CANCELLED"]
 
 
 class ClusterRecord(msgspec.Struct, frozen=True):
-    """Key `cluster`. Written once, by the first leader."""
+    """Key `cluster`. Written by the first leader, and when a later version of the protocol is in use."""
 
     id: str
     secret: str
     """Hex; signs page and session tokens, so that they are useless on another cluster."""
     created_at: int
+    protocol: int = FIRST_PROTOCOL
+    """The version of the protocol that is in use (`keytide.model.protocol`); never lowered."""
 
 
 class TermRecord(msgspec.Struct, frozen=True):
@@ -321,6 +324,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
         zone: what fails together with others of the same zone (`indexer.zone`), "" when that is not known.
         drain_rate: of each of the copies that are filled elsewhere, as it is drained (`CopyRecord.rate`).
         roles: what it is for (`keytide.model.roles`); none of a release that does not say: it has all.
+        protocol: up to which version of the protocol it speaks, as it last said.
     """
 
     id: str
@@ -330,6 +334,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     zone: str = ""
     drain_rate: int = 0
     roles: tuple[str, ...] = ()
+    protocol: int = FIRST_PROTOCOL
 
     def has(self, role: Role) -> bool:
         """Whether it has a role."""

@@ -72,6 +72,7 @@ NODE_COLUMNS = (
     "url",
     "zone",
     "roles",
+    "protocol",
     "live",
     "drain",
     "slices",

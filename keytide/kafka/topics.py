@@ -179,6 +179,7 @@ class CatalogReader:
         Raises:
             KafkaUnavailableError: not done within `timeout` seconds (a coordinator makes the topic when it
             first starts).
+            UnknownVersionError: as `poll`.
         """
         deadline = time.monotonic() + timeout
         if self._client is None:  # (one for all tries)
@@ -207,6 +208,9 @@ class CatalogReader:
         """What changed since: (key, new record or None for a deletion), in order.
 
         A record of a kind that this release does not know is left out and logged.
+
+        Raises:
+            UnknownVersionError: the cluster uses a version of the protocol that this release does not speak.
         """
         if self._reader is None:
             raise RuntimeError("CatalogReader.start was not called")

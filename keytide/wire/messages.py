@@ -22,6 +22,7 @@ from __future__ import annotations
 import msgspec
 
 from keytide.errors import CallerError
+from keytide.model.protocol import FIRST_PROTOCOL
 from keytide.model.timestamp import Timestamp
 
 WIRE_VERSION = 1
@@ -365,6 +366,8 @@ class Progress(_Message, frozen=True, array_like=True):
     skipped: dict[str, dict[str, int]]
     """Index id -> reason -> count, since its start (left-out documents too, by reason; `QUEUE_UNAVAILABLE`
     when nothing is sent for the index any more)."""
+    protocol: int = FIRST_PROTOCOL
+    """As that of `NodeHeartbeat`."""
 
 
 class Activated(_Message, frozen=True, array_like=True):
@@ -538,6 +541,9 @@ class NodeHeartbeat(_Message, frozen=True, array_like=True):
     """What fails together with others of the same zone (`indexer.zone`), "" when that is not known."""
     roles: tuple[str, ...] = ()
     """What it is for (`keytide.model.roles`); none of a release that does not say: it has all."""
+    protocol: int = FIRST_PROTOCOL
+    """Up to which version of the protocol it speaks (`keytide.model.protocol`); 1 of a release that does not
+    say."""
 
 
 class BuildProgress(_Message, frozen=True, array_like=True):
@@ -573,6 +579,8 @@ class BuildProgress(_Message, frozen=True, array_like=True):
     attempt: tuple[int, int] = (0, 0)
     """Which start of a driver this is: the term of the leader that started it, and how many drivers that one
     has started. It orders drivers, whose clocks may differ; (0, 0) of a release that does not say."""
+    protocol: int = FIRST_PROTOCOL
+    """As that of `NodeHeartbeat`."""
 
 
 class BuildSampled(_Message, frozen=True, array_like=True):
@@ -610,6 +618,8 @@ class JobProgress(_Message, frozen=True, array_like=True):
     sent_at: int
     attempt: tuple[int, int] = (0, 0)
     """As that of `BuildProgress`."""
+    protocol: int = FIRST_PROTOCOL
+    """As that of `NodeHeartbeat`."""
 
 
 Message = (

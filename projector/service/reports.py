@@ -17,6 +17,7 @@ from prometheus_client import Counter as Metric
 from prometheus_client import Gauge
 
 from keytide.catalog.catalog import Catalog
+from keytide.model.protocol import SPOKEN
 from keytide.model.topics import Topics
 from keytide.settings.settings import Settings
 from keytide.wire.messages import Activated, HistoryLost, PartitionProgress, Progress, encode
@@ -129,6 +130,7 @@ class ProjectorReporter:
                         lines,
                         pipeline.documents[keyspace],
                         skipped,
+                        SPOKEN,
                     )
                 )
             )

@@ -24,6 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from keytide.kafka.topics import producer
+from keytide.model.protocol import SPOKEN
 from keytide.model.timestamp import Timestamp
 from keytide.model.topics import Topics
 from keytide.process.worker import Worker, logged
@@ -288,6 +289,7 @@ class Status:
                 left_out={index: dict(reasons) for index, reasons in self.journal.left_out.items()},
                 skipped={index: dict(reasons) for index, reasons in self.journal.skipped.items()},
                 attempt=attempt,
+                protocol=SPOKEN,
             )
 
     def _phase(self, gate: RateGate | None) -> str:

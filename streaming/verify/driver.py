@@ -20,6 +20,7 @@ from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import IndexRecord, JobRecord
 from keytide.http.blocking_nodes import BlockingNodeClient
 from keytide.kafka.admin import admin
+from keytide.model.protocol import SPOKEN
 from keytide.process.clock import now_ms
 from keytide.process.sync_points import reach
 from keytide.process.worker import Worker, logged
@@ -73,6 +74,7 @@ class VerifyDriver(Driver):
             error=self._error,
             sent_at=self.sent_at(),
             attempt=self.attempt,
+            protocol=SPOKEN,
         )
 
     def _tell(self, detail: str, fraction: float) -> None:

@@ -35,6 +35,7 @@ from coordinator.statements.commands import CommandResult, Commands
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import TermRecord
 from keytide.definition.statement import parse_statement
+from keytide.model.protocol import SPOKEN
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings, load_settings
@@ -173,7 +174,7 @@ class Scene:
                 if node in placed
             ]
             url = f"http://127.0.0.1:280{NODES.index(node) + 93}"  # not 80..: a cluster may run here
-            message = NodeHeartbeat(node, url, 1, now_ms(), slices, 214 << 20, 51 << 30, 0)
+            message = NodeHeartbeat(node, url, 1, now_ms(), slices, 214 << 20, 51 << 30, 0, protocol=SPOKEN)
             self.handle(Reported(message, now_ms()))
 
     def progress(self, acked: int) -> None:
@@ -187,7 +188,7 @@ class Scene:
         for number in range(4):
             activated = Activated("flights", "p1", number, keyspace.version, acked // 4, 0)
             self.handle(Reported(activated, now_ms()))
-        self.handle(Reported(Progress("flights", "p1", "t1", 0, partitions, acked, {}), now_ms()))
+        self.handle(Reported(Progress("flights", "p1", "t1", 0, partitions, acked, {}, SPOKEN), now_ms()))
         self.handle(Tick(now_ms() + 250))
         for node in NODES:
             slices = [
@@ -211,7 +212,18 @@ class Scene:
     def driver(self, build: str, state: str, documents: int) -> None:
         reached = Timestamp.of(dict.fromkeys(range(4), documents // 4))
         message = BuildProgress(
-            build, "r1", state, 1, reached, Timestamp(), documents, {}, "", now_ms(), now_ms()
+            build,
+            "r1",
+            state,
+            1,
+            reached,
+            Timestamp(),
+            documents,
+            {},
+            "",
+            now_ms(),
+            now_ms(),
+            protocol=SPOKEN,
         )
         self.handle(Reported(message, now_ms()))
 

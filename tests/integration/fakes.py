@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from keytide.kafka.topics import CatalogReader, TopicReader, producer
+from keytide.model.protocol import SPOKEN
 from keytide.model.timestamp import Timestamp
 from keytide.model.topics import Topics
 from keytide.process.clock import now_ms
@@ -107,6 +108,7 @@ class FakeCluster:
             "",
             now_ms(),
             now_ms(),
+            protocol=SPOKEN,
         )
         self.report(message)
         with self._sending:
@@ -181,7 +183,17 @@ class FakeCluster:
                     for index, one in self._slices(node)
                 ]
                 self.report(
-                    NodeHeartbeat(node, f"http://127.0.0.1/{node}", 1, now_ms(), slices, 1, 1 << 40, 0)
+                    NodeHeartbeat(
+                        node,
+                        f"http://127.0.0.1/{node}",
+                        1,
+                        now_ms(),
+                        slices,
+                        1,
+                        1 << 40,
+                        0,
+                        protocol=SPOKEN,
+                    )
                 )
 
     def send_progress(self, version: int, topic_id: str, incarnation: int = 0) -> None:
@@ -191,7 +203,7 @@ class FakeCluster:
             for partition, offset in self.acked.items()
         ]
         documents = sum(self.acked.values())
-        self.report(Progress(self.keyspace, "p1", topic_id, incarnation, partitions, documents, {}))
+        self.report(Progress(self.keyspace, "p1", topic_id, incarnation, partitions, documents, {}, SPOKEN))
 
 
 def started_drivers(file: Path) -> list[tuple[int, str]]:

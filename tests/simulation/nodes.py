@@ -17,6 +17,7 @@ from indexer.slice.events import BackfillData, CaughtUp, ChunkKey, DataLost, Dec
 from indexer.slice.limits import SliceLimits
 from indexer.store.interface import Applied, ApplyResult, Counts, SliceStore, StoreDamagedError
 from keytide.catalog.copies import CopyRecord
+from keytide.model.protocol import SPOKEN
 from keytide.settings.settings import IndexerSettings
 from keytide.wire.messages import (
     Acknowledged,
@@ -462,6 +463,7 @@ class SimNode:
                 0,
                 DISK_FREE,
                 self.reader.catalog.offset,
+                protocol=SPOKEN,
             )
         )
 

@@ -29,6 +29,7 @@ from keytide.catalog.records import (
 )
 from keytide.catalog.table_origin import TableOrigin
 from keytide.errors import CallerError
+from keytide.model.protocol import SPOKEN
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Message, NodeHeartbeat, Published, SliceStatus, StabilityTimestamp
 from projector.progress.commits import Committed, encode_metadata
@@ -142,8 +143,8 @@ class World:
         ]
         first = replace(definition(FIRST, copies, self.plan.ranged), unique=not self.plan.repairs)
         records: list[Record] = [
-            ClusterRecord("sim", SECRET.hex(), self.clock.now),
-            *(NodeRecord(name, f"http://{name}", self.clock.now) for name in self.machines),
+            ClusterRecord("sim", SECRET.hex(), self.clock.now, SPOKEN),
+            *(NodeRecord(name, f"http://{name}", self.clock.now, protocol=SPOKEN) for name in self.machines),
             BuildRecord(
                 FIRST_BUILD,
                 KEYSPACE,

@@ -30,6 +30,7 @@ from keytide.catalog.records import (
     record_key,
 )
 from keytide.definition.statement import CreateIndex, parse_statement
+from keytide.model.protocol import SPOKEN
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Acknowledged, NodeHeartbeat, Published, SliceStatus
 from tests.unit.leader_world import World, facts
@@ -215,6 +216,7 @@ class CopiesWorld(World):
                 catalog_offset=read,
                 zone=self.zones.get(node.name, ""),
                 roles=self.roles.get(node.name, ()),
+                protocol=self.speaks.get(node.name, SPOKEN),
             )
             out += self.handle(Reported(beat, self.now))
         return out

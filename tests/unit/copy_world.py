@@ -10,6 +10,7 @@ from coordinator.builds.registry import BuildLimits
 from coordinator.core.events import Reported, SourceSampled
 from coordinator.core.instructions import Instruction
 from keytide.catalog.copies import CopyRecord
+from keytide.model.protocol import SPOKEN
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import NodeHeartbeat, SliceStatus
 from tests.unit.leader_world import World, facts
@@ -67,7 +68,10 @@ class CopyWorld(World):
             mine = [n for n, nodes in enumerate(placement) if node in nodes or (node, n) in filling]
             slices = [self.status(node, number) for number in mine]
             zone, roles = self.zones.get(node, ""), self.roles.get(node, ())
-            beat = NodeHeartbeat(node, f"http://{node}", 1, self.now, slices, 0, 1 << 40, 0, zone, roles)
+            speaks = self.speaks.get(node, SPOKEN)
+            beat = NodeHeartbeat(
+                node, f"http://{node}", 1, self.now, slices, 0, 1 << 40, 0, zone, roles, speaks
+            )
             out += self.handle(Reported(beat, self.now))
         return out
 

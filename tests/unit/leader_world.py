@@ -42,6 +42,7 @@ from keytide.catalog.records import (
     encode_record,
 )
 from keytide.definition.statement import parse_statement
+from keytide.model.protocol import SPOKEN
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import (
     Acknowledged,
@@ -96,6 +97,8 @@ class World:
         self.notes: list[Note] = []
         self.zones: dict[str, str] = {}
         self.roles: dict[str, tuple[str, ...]] = {}
+        self.speaks: dict[str, int] = {}
+        """Node or projector -> the version of the protocol that it speaks, for those with an earlier one."""
         self.topic_id = ""
         """Which topic has the keyspace's name; "" for the one that it has in the dictionary."""
         catalog = catalog or Catalog()
@@ -149,7 +152,8 @@ class World:
     def node(self, *names: str) -> None:
         for name in names:
             zone, roles = self.zones.get(name, ""), self.roles.get(name, ())
-            beat = NodeHeartbeat(name, f"http://{name}", 1, self.now, [], 0, 0, 0, zone, roles)
+            speaks = self.speaks.get(name, SPOKEN)
+            beat = NodeHeartbeat(name, f"http://{name}", 1, self.now, [], 0, 0, 0, zone, roles, speaks)
             self.handle(Reported(beat, self.now))
 
     def sql(self, text: str, source: SourceStatus | None = None) -> list[Instruction]:
@@ -197,7 +201,7 @@ class World:
             chunk_entries={},
             error=other.pop("error", ""),
             sent_at=self.now,
-            **other,
+            **{"protocol": SPOKEN, **other},
         )
         return self.handle(Reported(message, self.now))
 
@@ -206,7 +210,10 @@ class World:
             PartitionProgress(p, offset, 0, offset, self.now, version) for p, offset in enumerate(acked)
         ]
         known = self.known()
-        message = Progress("people", "p1", known.topic_id, known.incarnation, partitions, 0, {})
+        speaks = self.speaks.get("p1", SPOKEN)
+        message = Progress(
+            "people", "p1", known.topic_id, known.incarnation, partitions, 0, {}, protocol=speaks
+        )
         return self.handle(Reported(message, self.now))
 
     def known(self) -> KeyspaceRecord:

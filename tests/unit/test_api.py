@@ -31,6 +31,7 @@ from indexer.serve.api import create_app
 from keytide.client import Client
 from keytide.collation import MISSING
 from keytide.errors import InvariantViolationError, KeytideError
+from keytide.model.protocol import SPOKEN
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import Settings, load_settings
 from tests.unit.scan_world import Doc, FakeView, World, of_the_cluster
@@ -405,7 +406,8 @@ def test_no_request_is_a_server_error(endpoint: Endpoint, body: dict[str, Any]) 
 
 def test_health_and_metrics(endpoint: Endpoint) -> None:
     assert endpoint.get("/healthz").json() == {"status": "ok", "node": "n0"}
-    ready = {"ready": True, "node": "n0", "roles": ["index", "scan"], "status": "ok", "reasons": []}
+    known = {"ready": True, "node": "n0", "roles": ["index", "scan"], "protocol": SPOKEN}
+    ready = {**known, "status": "ok", "reasons": []}
     assert endpoint.get("/readyz").json() == ready
     names = {one["name"]: one["state"] for one in endpoint.get("/v1/indexes").json()}
     assert names == {"by_city": "READY", "with_name": "READY", "building": "BUILDING"}

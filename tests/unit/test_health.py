@@ -21,12 +21,17 @@ from indexer.view import SliceTrouble
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import ClusterRecord
 from keytide.model.health import KINDS, LEVELS, Reason, Status, Verdict, read, single, verdict, worst
-from keytide.wire.messages import NodeHeartbeat
+from keytide.model.protocol import SPOKEN
+from keytide.wire.messages import NodeHeartbeat, SliceStatus
 from tests.unit.leader_world import World, facts
 from tests.unit.test_coordinator_rebuild import LIMITS, NODES, serving, status
 
 WITHIN_MS = 3_000
 MIB = 1 << 20
+
+
+def beat(node: str, now: int, said: list[SliceStatus], free: int = 1 << 40) -> NodeHeartbeat:
+    return NodeHeartbeat(node, f"http://{node}", 1, now, said, 0, free, 0, protocol=SPOKEN)
 
 
 class Day:
@@ -60,7 +65,7 @@ class Day:
         for node, slices in NODES.items():
             if node not in self.silent:
                 said = [status(world, n, self.states.get(n, "LIVE"), (130, 60)) for n in slices]
-                message = NodeHeartbeat(node, f"http://{node}", 1, world.now, said, 0, self.free, 0)
+                message = beat(node, world.now, said, self.free)
                 out += world.handle(Reported(message, world.now))
         if "projector" not in self.silent:
             out += world.progress(world.known().version, 130, 60)
@@ -244,9 +249,7 @@ def test_snapshots_that_are_too_far_behind() -> None:
         day.world.now += 250
         for node, slices in NODES.items():
             said = [status(day.world, n, "LIVE", (130, 60)) for n in slices]
-            day.world.handle(
-                Reported(NodeHeartbeat(node, "", 1, day.world.now, said, 0, 0, 0), day.world.now)
-            )
+            day.world.handle(Reported(beat(node, day.world.now, said, 0), day.world.now))
         day.world.handle(KafkaAnswered(day.world.now))
         for partition in (0, 1):
             day.world.leader.stability.failure_detector.heard(("partition", "people", partition))
@@ -340,9 +343,7 @@ def test_a_node_says_that_nobody_leads_and_which_slices_do_not_serve() -> None:
 def test_a_way_back_that_was_given_up_is_told() -> None:
     day = Day()
     given_up = [replace(status(day.world, 1, "LIVE", (130, 60)), undo_given_up=True)]
-    day.world.handle(
-        Reported(NodeHeartbeat("n2", "", 1, day.world.now, given_up, 0, 1 << 40, 0), day.world.now)
-    )
+    day.world.handle(Reported(beat("n2", day.world.now, given_up), day.world.now))
     (reason,) = day.verdict().reasons
     assert (reason.kind, reason.subject, reason.status) == ("slice", "slice 1 of by_city", "degraded")
     assert "the way back was given up" in reason.reason

@@ -19,6 +19,7 @@ from keytide.catalog.records import IndexRecord
 from keytide.catalog.table_origin import TableOrigin
 from keytide.cli import rendering as looks
 from keytide.errors import CallerError
+from keytide.model.protocol import SPOKEN
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import NodeHeartbeat
 from tests.unit.copy_world import NODES, CopyWorld
@@ -53,7 +54,9 @@ class LayoutWorld(CopyWorld):
                 if node in nodes
             ]
             read = 0 if node in self.behind else 1 << 40
-            beat = NodeHeartbeat(node, f"http://{node}", 1, self.now, slices, 0, 1 << 40, read)
+            speaks = self.speaks.get(node, SPOKEN)
+            url = f"http://{node}"
+            beat = NodeHeartbeat(node, url, 1, self.now, slices, 0, 1 << 40, read, protocol=speaks)
             out += self.handle(Reported(beat, self.now))
         return out
 

@@ -241,6 +241,7 @@ function nodesPart({ nodes }) {
     if (!nodes.length) return make("p", { class: "empty" }, "No indexer node has been heard. Start one: ", make("code", {}, "python -m indexer"));
     return table(columns, nodes.map((one) => [
       [make("strong", {}, one.id), sub(one.url), one.zone ? sub(`zone ${one.zone}`) : null,
+        sub(`protocol ${one.protocol}`),
         one.roles.length < 2 ? sub(`role ${one.roles.join()}`) : null, one.stopped ? sub(`${one.stopped} slices have stopped`, "error") : null,
         one.lost ? sub(`${one.lost} slices have lost their data`, "error") : null].filter(Boolean),
       [state(one.live || one.drain === "drained" ? one.drain || "live" : "lost"), one.live ? null : sub(one.drain),

@@ -190,5 +190,6 @@ class ReadyAnswer(msgspec.Struct, forbid_unknown_fields=True):
     ready: bool
     node: str
     roles: list[Role]
+    protocol: int
     status: Status
     reasons: list[Reason]

@@ -1,0 +1,216 @@
+"""Versions of the protocol: who says what, what is refused, and who is passed over (R52)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from coordinator.core.events import Reported
+from coordinator.core.speakers import UpgradeNeededError
+from coordinator.views import health, views
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import ClusterRecord, NodeRecord, decode_record, encode_record
+from keytide.model.health import Reason
+from keytide.model.protocol import FIRST_PROTOCOL, SPOKEN, UnknownVersionError
+from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import BuildProgress, JobProgress, Message, NodeHeartbeat, Progress, decode, encode
+from tests.unit.copy_world import NODES
+from tests.unit.test_layouts import LayoutWorld
+
+LAYOUT = "ALTER INDEX by_city SET (slices=3)"
+
+
+def world(**speaks: int) -> LayoutWorld:
+    """An index that serves; then some are started again with an earlier release."""
+    found = LayoutWorld()
+    found.leader.dictionary.put(ClusterRecord("c1", "ab", 0))
+    found.speaks = speaks
+    found.live(1_000)
+    found.progress(found.known().version, 130, 60)
+    return found
+
+
+def notes(found: LayoutWorld) -> list[Reason]:
+    """What health says of versions."""
+    return [one for one in health.of(found.leader, found.now).reasons if "of the protocol" in one.reason]
+
+
+def used(found: LayoutWorld) -> int:
+    return found.leader.dictionary.catalog.protocol
+
+
+# --- who says what ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        NodeHeartbeat("n1", "http://n1.example", 1, 2, [], 0, 0, 0, protocol=SPOKEN),
+        Progress("people", "p1", "t1", 0, [], 0, {}, SPOKEN),
+        BuildProgress("b", "r", "RUNNING", 0, Timestamp(), Timestamp(), 0, {}, "", 1, protocol=SPOKEN),
+        JobProgress("j", "r", "RUNNING", 0, 0.0, 0, 0, {}, "", "", 1, protocol=SPOKEN),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_release_that_does_not_say_speaks_the_first_one(message: Any) -> None:
+    told = encode(message)
+    assert decode(told) == message
+    older: Message = decode(told[:1] + msgspec.msgpack.encode(msgspec.msgpack.decode(told[1:])[:-1]))
+    assert older == msgspec.structs.replace(message, protocol=FIRST_PROTOCOL)
+
+
+def test_records_of_an_earlier_release() -> None:
+    cluster = decode_record("cluster", b'{"id":"c","secret":"ab","created_at":1}')
+    node = decode_record("node/n1", b'{"id":"n1","url":"http://n1.example","first_seen":1}')
+    assert isinstance(cluster, ClusterRecord)
+    assert isinstance(node, NodeRecord)
+    assert (cluster.protocol, node.protocol) == (FIRST_PROTOCOL, FIRST_PROTOCOL)
+
+
+def test_nodes_are_shown_with_what_they_speak() -> None:
+    found = world(n1=1)
+    shown = {one["id"]: one["protocol"] for one in views.nodes(found.leader, found.now)}
+    assert shown == {"n1": 1, "n2": SPOKEN, "n3": SPOKEN}
+    assert views.cluster(found.leader, "", "", found.now)["protocol"] == {
+        "used": 1,
+        "spoken": SPOKEN,
+    }
+    (note,) = notes(found)
+    assert (note.kind, note.status) == ("cluster", "ok")
+    assert "node n1 speaks 1" in note.reason
+    found.speaks = {}
+    found.live(500)
+    assert not notes(found)
+
+
+# --- what is refused ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("statement", [LAYOUT, "CREATE OR REPLACE INDEX by_city ON people (city, zip)"])
+@pytest.mark.parametrize(("who", "named"), [("n2", "node n2"), ("p1", "projector p1")])
+def test_a_new_layout_waits_until_all_know_of_layouts(statement: str, who: str, named: str) -> None:
+    found = world(**{who: 1})
+    before = dict(found.written)
+    with pytest.raises(UpgradeNeededError) as refused:
+        found.sql(statement)
+    assert f"needs version 2 of the protocol, which not everybody speaks: {named} speaks 1" in (
+        refused.value.message
+    )
+    assert "gateways" in refused.value.next_step
+    assert used(found) == 1
+    found.tick()
+    assert found.written == before, "nothing was begun"
+    found.speaks = {}
+    found.live(500)
+    found.progress(found.known().version, 130, 60)
+    found.sql(statement)
+    assert used(found) == 2
+    assert decode_record("cluster", found.written["cluster"]) == ClusterRecord("c1", "ab", 0, 2)
+
+
+def test_what_needs_no_later_version_is_done_and_enables_none() -> None:
+    found = world(n2=1)
+    found.sql("ALTER INDEX by_city SET (replicas=2)")
+    found.sql("ALTER INDEX by_city RENAME TO by_town")
+    found.sql("CREATE INDEX by_zip ON people (zip) WITH (slices=2)")
+    assert used(found) == 1
+    found.speaks = {}
+    found.live(500)
+    assert used(found) == 1, "and nothing by itself: until something needs it, everybody may go back"
+
+
+def test_copies_move_among_nodes_that_know_of_it() -> None:
+    found = world(n2=1)
+    for node in NODES:
+        with pytest.raises(UpgradeNeededError, match="a drain needs version 2 of the protocol"):
+            found.leader.commands.drain(node, found.now)
+    found.silent = {"n2"}
+    found.live(5_000)
+    with pytest.raises(UpgradeNeededError, match="node n2 speaks 1"):
+        found.leader.commands.drain("n1", found.now)  # (it may come back)
+    found.leader.commands.drain("n2", found.now)
+    assert used(found) == 2
+    found.sql(LAYOUT)  # n2 is drained and gone
+
+
+def test_the_driver_of_a_build_that_goes_on_is_asked_too() -> None:
+    found = world()
+    found.sql("CREATE INDEX by_zip ON people (zip) WITH (slices=2)")
+    build = found.index("by_zip").build or ""
+    found.tick()
+    found.prepared(build)
+    found.driver(build, "RUNNING", protocol=1)
+    with pytest.raises(UpgradeNeededError, match=f"the driver of build {build} speaks 1"):
+        found.sql(LAYOUT)
+    found.leader.commands.cancel(build, found.now)
+    found.sql(LAYOUT)
+
+
+def test_a_projector_whose_partitions_others_have_is_not_asked() -> None:
+    found = world(p1=1)
+    found.leader.stability.streams["people"].progress.partitions[0].projector = "p2"
+    with pytest.raises(UpgradeNeededError, match="projector p1"):
+        found.sql(LAYOUT)
+    found.leader.stability.streams["people"].progress.partitions[1].projector = "p2"
+    found.sql(LAYOUT)
+
+
+# --- who is passed over -------------------------------------------------------------------------------------
+
+
+def test_a_node_that_does_not_speak_what_is_in_use_is_passed_over_and_told_of() -> None:
+    found = world()
+    found.sql(LAYOUT)
+    found.built()
+    assert used(found) == 2
+    found.speaks = {"n3": 1}
+    found.live(10_000)
+    assert found.leader.stability.nodes.live() == ["n1", "n2"], "as if it were silent"
+    shown = {one["id"]: (one["live"], one["protocol"]) for one in views.nodes(found.leader, found.now)}
+    assert shown["n3"] == (False, 1)
+    told = [one for one in found.notes if one.kind == "node-too-old"]
+    assert [one.text for one in told] == [
+        "node n3 speaks version 1 of the protocol, and version 2 is in use: it is passed over until it is "
+        "upgraded"
+    ]
+    (own,) = [one for one in notes(found) if one.kind == "node"]
+    assert (own.subject, own.status) == ("node n3", "degraded")
+    assert "it speaks version 1 of the protocol, and version 2 is in use" in own.reason
+    assert "upgrade it" in own.next_step
+    found.speaks = {}
+    found.live(1_000)
+    assert found.leader.stability.nodes.live() == list(NODES)
+    assert not notes(found)
+
+
+def test_what_is_in_use_stays_so_under_the_next_leader() -> None:
+    found = world()
+    found.sql(LAYOUT)
+    other, _ = found.restart()
+    assert other.leader.dictionary.catalog.protocol == 2
+    beat = NodeHeartbeat("n1", "http://n1.example", 2, other.now, [], 0, 0, 0)
+    other.handle(Reported(beat, other.now))
+    assert "n1" not in other.leader.stability.nodes.by_id
+
+
+def test_a_process_ends_that_reads_of_a_later_version() -> None:
+    catalog = Catalog()
+    catalog.apply("cluster", encode_record(ClusterRecord("c1", "ab", 0, SPOKEN)), 0)
+    with pytest.raises(UnknownVersionError) as ended:
+        catalog.apply("cluster", encode_record(ClusterRecord("c1", "ab", 0, SPOKEN + 1)), 1)
+    assert f"the cluster uses version {SPOKEN + 1} of the protocol" in ended.value.message
+    assert f"this process speaks version {SPOKEN}" in ended.value.message
+    assert "upgrade it" in ended.value.next_step
+    assert catalog.protocol == SPOKEN, "it goes by nothing of it"
+
+
+def test_a_projector_that_does_not_speak_what_is_in_use_is_told_of() -> None:
+    """It projects as ever: nothing of version 2 is a projector's."""
+    found = world()
+    found.sql(LAYOUT)
+    found.speaks = {"p1": 1}
+    found.progress(found.known().version, 130, 60)
+    (own,) = [one for one in notes(found) if one.kind == "projector"]
+    assert (own.subject, own.status) == ("projector p1", "degraded")
