@@ -26,14 +26,14 @@ JobState = Literal["QUEUED", "RUNNING", "DONE", "FAILED", "CANCELLED"]
 
 
 class ClusterRecord(msgspec.Struct, frozen=True):
-    """Key `cluster`. Written by the first leader, and when a later version of the protocol is in use."""
+    """Key `cluster`. Written by the first leader, and when a later version of the protocol is in use, which
+    is never lowered (`keytide.model.protocol`)."""
 
     id: str
     secret: str
     """Hex; signs page and session tokens, so that they are useless on another cluster."""
     created_at: int
     protocol: int = FIRST_PROTOCOL
-    """The version of the protocol that is in use (`keytide.model.protocol`); never lowered."""
 
 
 class TermRecord(msgspec.Struct, frozen=True):
@@ -191,11 +191,9 @@ class BuildRecord(msgspec.Struct, frozen=True):
         verification: id of the job that verifies, or verified, it; "" for none.
         origin: the table that its initial state comes from; None: the log's beginning.
         table_documents: rows of it, as far as they are read; in `documents_done` and `documents_total`.
-        seed: id of the layout of its index whose entries, at one snapshot past the load timestamp, it begins
-            with (R44); "" when it reads the source. Its rows are `table_documents`.
-        left_out, skipped: index id -> reason -> documents read that it has no entries of, because its
-            definition leaves them out (`leading-key-missing`, `where-not-true`...), or because they cannot be
-            indexed.
+        seed: id of the layout whose slices it begins with (R44), `table_documents` rows; "" for the source.
+        left_out, skipped: index id -> reason -> documents read that it has no entries of: its definition
+            leaves them out (`leading-key-missing`, `where-not-true`...), or they cannot be indexed.
     """
 
     id: str
