@@ -26,8 +26,7 @@ JobState = Literal["QUEUED", "RUNNING", "DONE", "FAILED", "CANCELLED"]
 
 
 class ClusterRecord(msgspec.Struct, frozen=True):
-    """Key `cluster`. Written by the first leader, and when a later version of the protocol is in use, which
-    is never lowered (`keytide.model.protocol`)."""
+    """Key `cluster`. Written by the first leader, and when a later protocol is in use; never lowered."""
 
     id: str
     secret: str
