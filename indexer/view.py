@@ -81,6 +81,11 @@ class ReadableSnapshot(Protocol):
         """What the back index has, by document id, behind `after`. Raises as `rows`."""
         ...
 
+    @property
+    def foreign(self) -> int:
+        """Documents that were met in two source partitions, ever."""
+        ...
+
     def documents(self, ids: Sequence[bytes]) -> list[StoredDocument | None]:
         """What the back index has of each document; None for one without entries here. Raises as `rows`."""
         ...

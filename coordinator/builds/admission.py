@@ -21,11 +21,13 @@ from coordinator.core.events import BuildPrepared, PrepareFailed
 from coordinator.core.instructions import Instruction, Note, PrepareBuild, StartDriver
 from coordinator.core.nodes import HeardNodes
 from coordinator.core.source_status import SourceStatus
-from coordinator.sources.layout_sources import Seed, forgotten, seed_of
+from coordinator.sources.layout_sources import NAMED, Seed, forgotten, seed_of
 from coordinator.sources.source_checks import open_transactions, waiting_words
 from coordinator.sources.table_origins import refused
 from keytide.catalog.records import BuildRecord, IndexRecord
+from keytide.model.protocol import LAYOUTS
 from keytide.model.timestamp import Timestamp
+from keytide.model.words import few
 
 AGAIN_MS = 1_000
 """Before a build is prepared again whose source was another topic than is known."""
@@ -172,7 +174,13 @@ class BuildAdmission:
             return Seed(why="it is no build of one new layout")
         if not self._limits.seed_layouts:
             return Seed(why="build.seed_layouts is off")
-        return seed_of(self._registry.dictionary.catalog, self._nodes, indexes[0])
+        catalog = self._registry.dictionary.catalog
+        if catalog.cluster is not None and catalog.cluster.protocol < LAYOUTS:
+            return Seed(why="it was asked for under a release that reads the source")
+        old = catalog.index(indexes[0].replaces)
+        if old is not None and (half := self._registry.half_rebuilt(old)):
+            return Seed(waits=f"the rebuild of slices {few(sorted(half), NAMED)} of {old.id}")
+        return seed_of(catalog, self._nodes, indexes[0])
 
     def _forgotten(self, record: BuildRecord, seed: Seed, source: SourceStatus) -> str:
         """Why a new layout that begins with the source would lack what the old one has; "" when it would

@@ -38,6 +38,7 @@ DOUBT_MS = 3_000
 BEGIN_AGAIN: Final[dict[int, str]] = {
     drivers.READ_LOST: "the source lost records that the build has read",
     drivers.CHECKPOINT_LOST: "its checkpoint is not on the machine of the coordinator that leads now",
+    drivers.SEED_UNFIT: "the slices that it was to begin with have met documents in two source partitions",
 }
 """Why a build begins again, by the exit status of its driver."""
 
@@ -110,7 +111,9 @@ class BackfillPhase:
             batches=max(record.batches, message.batches),
             earliest=message.earliest if message.earliest.places else record.earliest,
             first_read_at=record.first_read_at or message.first_read_at,
-            table_documents=max(record.table_documents, message.table_documents),
+            table_documents=message.table_documents
+            if record.seed and message.table_documents
+            else max(record.table_documents, message.table_documents),
             left_out=message.left_out or record.left_out,
             skipped=message.skipped or record.skipped,
         )
@@ -209,7 +212,7 @@ def _counted(record: BuildRecord, documents: int = 0) -> BuildRecord:
     reach, and rows of a table that it begins with; or rows of another layout. Within a micro-batch what the
     driver counts."""
     if record.seed:
-        read = max(record.documents_done, documents)
+        read = documents or record.documents_done  # (what is read again counts anew)
         return replace(
             record, documents_total=record.table_documents, documents_done=min(read, record.table_documents)
         )

@@ -322,6 +322,9 @@ class Builds:
         """Why what a build begins with cannot be had any more; "" when it can, or is there already."""
         if not record.seed or record.batches:
             return ""
+        old = self.registry.dictionary.catalog.index(record.seed)
+        if old is not None and self.registry.half_rebuilt(old):
+            return f"slices of layout {old.id} are rebuilt"
         return gone(self.registry.dictionary.catalog, self.nodes, record.seed)
 
     def leave_rebuilds(self, index: IndexRecord, reason: str, now: int) -> list[Instruction]:

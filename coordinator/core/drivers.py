@@ -14,6 +14,8 @@ READ_LOST: Final = 4
 """Exit status of a driver that has read what is not on the source's log any more."""
 CHECKPOINT_LOST: Final = 5
 """Exit status of a driver that does not have the checkpoint of what its build has read."""
+SEED_UNFIT: Final = 6
+"""Exit status of a driver whose build cannot begin with the slices that it was to begin with."""
 NO_ROOM: Final = 74
 """In place of an exit status (as EX_IOERR); drivers themselves never use it: it was not started, for its disk
 is full."""

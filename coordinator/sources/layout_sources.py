@@ -79,6 +79,8 @@ def other_entries(new: IndexDefinition, old: IndexDefinition) -> str:
     )
     if new != alike:
         return "the definition says something else of entries"
+    if new.samples_splits:
+        return "where its slices part is found from the source"
     if not new.partitioned_by_id and new.partition_part is None:
         return "entries do not hold what the index is partitioned by"
     return ""

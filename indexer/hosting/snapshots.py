@@ -292,6 +292,11 @@ class SnapshotReader:
             self._ring.report_damage(error.message)
             raise
 
+    @property
+    def foreign(self) -> int:
+        """Documents that were met in two source partitions, ever."""
+        return self._kept.snapshot.counts.foreign
+
     def documents(self, ids: Sequence[bytes]) -> list[StoredDocument | None]:
         """What the back index has of each document, None for one without entries here. Raises as `rows`
         does."""

@@ -128,9 +128,8 @@ def _pin(view: NodeView, ask: PinAsk, number: int, now: int) -> SlicePin:
             until = now + min(ask.lease_ms, LONGEST_LEASE_MS)
             held = view.lease(ask.index, number, wanted, ask.hold, until)
         entries = snapshot.count(b"", None)
-        return SlicePin(
-            number, held, wanted, newest, snapshot.incarnation, snapshot.timestamp, entries=entries
-        )
+        at = snapshot.incarnation, snapshot.timestamp
+        return SlicePin(number, held, wanted, newest, *at, entries=entries, foreign=snapshot.foreign)
     finally:
         snapshot.release()
 

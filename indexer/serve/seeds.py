@@ -33,7 +33,8 @@ def entries(
     versions: list[tuple[int, int, int]] = []
     size, reached, more = 0, ask.after, False
     try:
-        for block in snapshot.rows(b"", None, False, None, ask.after or None):
+        for whole in snapshot.rows(b"", None, False, None, ask.after or None):
+            block = _first(whole, ask.bytes_limit - size)
             starts = [skip_key(key, parts, descending) for key, _ in block]
             found = [key[start:] for (key, _), start in zip(block, starts, strict=True)]
             for held in snapshot.documents(found):
@@ -46,7 +47,7 @@ def entries(
             size += sum(len(key) + len(value) for key, value in block)
             reached = block[-1][0]
             effort.look()
-            if len(ids) >= limit or size >= ask.bytes_limit or effort.spent:
+            if len(block) < len(whole) or len(ids) >= limit or size >= ask.bytes_limit or effort.spent:
                 more = True
                 break
     except (InvariantViolationError, UnicodeDecodeError) as error:
@@ -62,6 +63,16 @@ def entries(
         more,
         reached,
     )
+
+
+def _first(block: list[tuple[bytes, bytes]], limit: int) -> list[tuple[bytes, bytes]]:
+    """The first rows of a block, of about `limit` bytes; one at least."""
+    size = 0
+    for at, (key, value) in enumerate(block):
+        size += len(key) + len(value)
+        if size > limit:
+            return block[: max(1, at)]
+    return block
 
 
 def skips(snapshot: ReadableSnapshot, ask: SkipsAsk) -> SkipsAnswer:

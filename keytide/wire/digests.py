@@ -147,7 +147,8 @@ class PinAsk(msgspec.Struct, frozen=True, array_like=True, tag="pin"):
 
 
 class SlicePin(msgspec.Struct, frozen=True, array_like=True):
-    """What one slice answers: whether it holds the snapshot, its timestamp, and the newest number it has."""
+    """What one slice answers: whether it holds the snapshot, its timestamp, and the newest number it has; and
+    of the snapshot its entries, and documents that were met in two source partitions."""
 
     slice: int
     held: bool
@@ -157,6 +158,7 @@ class SlicePin(msgspec.Struct, frozen=True, array_like=True):
     timestamp: Timestamp
     reason: str = ""
     entries: int = 0
+    foreign: int = 0
 
 
 class PinAnswer(msgspec.Struct, frozen=True, array_like=True, tag="pinned"):

@@ -17,6 +17,7 @@ from keytide.catalog.records import BuildRecord, KeyspaceRecord
 from keytide.catalog.table_origin import TableOrigin
 from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
+from keytide.model.words import few
 from keytide.process.sync_points import reach
 from streaming.backfill.batches import Batches, BuildPlan, Wait
 from streaming.backfill.table_origin import begins_at
@@ -32,6 +33,10 @@ log = logging.getLogger(__name__)
 ACTIVATION_LIMIT_S = 10.0
 """With nothing to read, this long for projectors to activate the build before Spark is started."""
 POLL_S = 0.1
+READINGS = 5
+"""Of another layout by one driver. (Its deaths are counted, and their causes told.)"""
+NAMED = 5
+"""Partitions that are named."""
 AGAIN_S = 1.0
 """Before what failed is tried again."""
 
@@ -242,18 +247,24 @@ class BuildCourse:
         """Read the layout that the build begins with, as soon as it has what the build must reach. What is in
         the way is told; whether it still can be had, the coordinator watches."""
         status, shell = self._status, self._shell
-        status.begin_reading(shell.wall())
+        failures = 0
         while True:
             self._follow()
             goal = core.goal(shell.build, self._partitions)
             if goal is None:
+                known = shell.build.low_watermark
+                missing = few((p for p in range(self._partitions) if p not in known), NAMED)
+                status.enter("RUNNING", f"projectors to say where its queues begin, of partitions {missing}")
                 await shell.wait(POLL_S)
                 continue
             try:
                 await shell.run_seed(partial(self._batches.run_seed, goal), self._follow)
             except RetryableError as error:
                 status.enter("RUNNING", error.message)
-                await shell.wait(AGAIN_S)
+                failures += status.rows_total > 0  # (what was sent is in the queues, and on disks of nodes)
+                if failures >= READINGS:
+                    raise
+                await shell.wait(AGAIN_S * 2**failures)
             else:
                 status.enter("RUNNING")
                 return

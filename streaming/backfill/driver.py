@@ -143,6 +143,7 @@ class BackfillDriver(Driver):
         self._ending = threading.Event()
         self._query: StreamingQuery | None = None
         self._error: BaseException | None = None
+        self._slices: SliceEntries | None = None
         self._limit: Callable[[int], None] = lambda rate: None  # until something reads
 
     def report(self) -> BuildProgress:
@@ -152,6 +153,7 @@ class BackfillDriver(Driver):
         self._status.enter("FAILED" if never else "RUNNING", note)
 
     def work(self, held: ExitStack) -> None:
+        self._held = held
         course = self._loaded(held)
         own = self._settings.build
         os.nice(own.rebuild_nice if self.build.rebuild else own.nice)  # Spark's processes are children
@@ -264,14 +266,10 @@ class BackfillDriver(Driver):
             gate = self._status.gate = held.enter_context(closing(RateGate()))
             gate.limit(self.build.rate_limit)
             self._limit = gate.limit
-            nodes = BlockingNodeClient(self._settings.security.tls_authority)
-            slices = held.enter_context(
-                closing(SliceEntries(self._metadata.catalog, [self.build.seed], nodes))
-            )
             self._tasks.seed = SeedReader(
                 self._plan.indexes[0],
                 self.build.incarnation,
-                slices,
+                self._old_slices(),
                 gate,
                 self._status,
                 self._ending,
@@ -286,6 +284,14 @@ class BackfillDriver(Driver):
             finally:
                 gate.close()  # (lets go who waits for the limit)
             reading.result()
+
+    def _old_slices(self) -> SliceEntries:
+        """Those that the build begins with; it knows which nodes were silent the last time."""
+        if self._slices is None:
+            nodes = BlockingNodeClient(self._settings.security.tls_authority)
+            self._slices = SliceEntries(self._metadata.catalog, [self.build.seed], nodes)
+            self._held.callback(self._slices.close)
+        return self._slices
 
     async def start_query(self) -> None:
         if self._query is None:

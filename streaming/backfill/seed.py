@@ -18,7 +18,7 @@ No Spark is needed: pages are merged in the driver (`streaming.core.seeding`). I
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby, pairwise
 from typing import Final, Protocol, TypeVar
@@ -33,7 +33,7 @@ from keytide.wire.messages import Message, RemovalChunk, Skip
 from router.core import slices_of
 from streaming.backfill.batches import Seeded
 from streaming.core import runs
-from streaming.core.micro_batches import SettledBatch
+from streaming.core.micro_batches import SeedUnfitError, SettledBatch
 from streaming.core.seeding import SlicePage, in_order, page_of, shared_out
 from streaming.drivers.progress import Status, StoppedError
 from streaming.drivers.rate_gate import RateGate
@@ -41,7 +41,8 @@ from streaming.slices.entries import SliceEntries
 from streaming.slices.pins import Pin
 from streaming.stages.work import BatchWork, ChunkSender
 
-SKIPS_PER_CHUNK: Final = 5_000
+LEAST_MERGED: Final = 64 * 1024
+"""Bytes of a new slice that are held at least, before they are merged and sent."""
 SLICES_AT_ONCE: Final = 8
 """That are asked for their next page."""
 
@@ -56,11 +57,15 @@ def pin_of(slices: SliceEntries, goal: Timestamp, incarnation: int) -> Pin:
 
     Raises:
         RetryableError: there is none now.
+        SeedUnfitError: what it has cannot be gone on with elsewhere.
     """
     pin = slices.try_pin(goal)
     if pin.incarnation != incarnation:
         slices.release(pin)
         raise RetryableError(f"snapshot {pin.number} is of another history than the build")
+    if pin.foreign:
+        slices.release(pin)
+        raise SeedUnfitError(f"{pin.foreign:,} documents were met in two source partitions")
     return pin
 
 
@@ -98,7 +103,9 @@ class SeedReader:
             StoppedError: the driver is to end.
             RetryableError: there is no such snapshot now, or not any more; something does not answer.
         """
+        self._status.rows_total = 0
         pin = pin_of(self._slices, goal, self._incarnation)
+        self._status.enter("RUNNING")
         try:
             self._slices.keep(pin)
             rows = sum(pin.entries.values())
@@ -111,7 +118,9 @@ class SeedReader:
                 sending.add(page)
             sending.end_entries()
             for place in sorted(pin.nodes):
-                sending.skip(self._slices.skips(pin, place))
+                for lines in self._slices.skips(pin, place):
+                    self._read(0, 0)
+                    sending.skip(lines)
             sender.finish()
             return Seeded(sending.settled(rows), pin.timestamp)
         finally:
@@ -175,7 +184,8 @@ class Sending:
         self._header = header
         self._chunk_bytes = chunk_bytes
         slices = index.definition.slices
-        self._merges = [runs.Merge(max(chunk_bytes, runs.MERGE_BYTES // slices)) for _ in range(slices)]
+        limit = max(LEAST_MERGED, runs.MERGE_BYTES // slices)
+        self._merges = [runs.Merge(limit) for _ in range(slices)]
         self._chunks = [0] * slices
         self._entries = [0] * slices
         self._skipped: dict[str, int] = {}
@@ -199,8 +209,8 @@ class Sending:
             self._send(number, runs.put_chunk(header, self._chunks[number], part))
         self._entries[number] += entries.num_rows
 
-    def skip(self, lines: Iterator[SkippedVersion]) -> None:
-        """Send lines of a skip ledger, by source partition."""
+    def skip(self, lines: Sequence[SkippedVersion]) -> None:
+        """Send a page of lines of a skip ledger, by source partition."""
         for partition, some in groupby(lines, lambda line: line.partition):
             by_slice: dict[int, list[Skip]] = {}
             skips = [Skip(-1, line.offset, line.id, line.reason, line.detail) for line in some]
@@ -210,9 +220,7 @@ class Sending:
                 self._skipped[skip.reason] = self._skipped.get(skip.reason, 0) + 1
             for number, mine in sorted(by_slice.items()):
                 header = self._header(number, self._sender.attempt)
-                for start in range(0, len(mine), SKIPS_PER_CHUNK):
-                    part = mine[start : start + SKIPS_PER_CHUNK]
-                    self._send(number, RemovalChunk(*header, self._chunks[number], partition, 0, None, part))
+                self._send(number, RemovalChunk(*header, self._chunks[number], partition, 0, None, mine))
 
     def _send(self, number: int, message: Message) -> None:
         self._chunks[number] += 1

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import msgspec
 
 from keytide.catalog.records import BuildRecord, KeyspaceRecord
-from keytide.errors import invariant
+from keytide.errors import KeytideError, invariant
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import BatchEnd
 
@@ -43,8 +43,16 @@ EXIT_READ_LOST = 4
 """What the build has read is not on the log any more: it must begin again, from its beginning."""
 EXIT_CHECKPOINT_LOST = 5
 """The checkpoint of what the build has read is not on this machine: the same."""
+EXIT_SEED_UNFIT = 6
+"""The slices that the build was to begin with do not say all that is known of their documents: the same."""
 EXIT_STOPPED = 143
 """Stopped on request (SIGTERM, or the build was paused or cancelled)."""
+
+
+class SeedUnfitError(KeytideError):
+    """The slices that a build was to begin with do not say all that is known of their documents."""
+
+    problem_type = "seed-unfit"
 
 
 class SliceTarget(NamedTuple):

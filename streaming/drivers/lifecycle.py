@@ -144,6 +144,8 @@ def exit_status(error: Exception, failure: DriverFailure) -> int:
         return core.EXIT_READ_LOST
     if isinstance(error, CheckpointLostError):
         return core.EXIT_CHECKPOINT_LOST
+    if isinstance(error, core.SeedUnfitError):
+        return core.EXIT_SEED_UNFIT
     return core.EXIT_NEVER if failure.never else core.EXIT_RETRY
 
 

@@ -38,15 +38,15 @@ class SliceEntries(PinnedSlices):
                 yield answer
             after, more = answer.reached, answer.more
 
-    def skips(self, pin: Pin, place: Place) -> Iterator[SkippedVersion]:
-        """The lines of its skip ledger, by partition and offset. Raises as `entries`."""
+    def skips(self, pin: Pin, place: Place) -> Iterator[list[SkippedVersion]]:
+        """The lines of its skip ledger, by partition and offset; no page is empty. Raises as `entries`."""
         after: tuple[int, int] | None = None
         while True:
             ask = SkipsAsk(*place, pin.number, pin.incarnation, after, LINES_PER_CALL)
             lines = self._ask(pin.nodes[place], ask, SkipsAnswer).lines
             if not lines:
                 return
-            yield from lines
+            yield lines
             after = lines[-1].partition, lines[-1].offset
 
     def _ask(self, node: str, ask: EntriesAsk | SkipsAsk, kind: type[AnswerT]) -> AnswerT:

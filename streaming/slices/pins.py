@@ -57,6 +57,7 @@ class Pin:
     Attributes:
         nodes: (index id, slice) -> the node that is asked.
         entries: index id -> how many it has there.
+        foreign: documents that slices have met in two source partitions.
         others: (index id, slice) -> further nodes whose copies hold it.
     """
 
@@ -66,6 +67,7 @@ class Pin:
     hold: str
     nodes: dict[Place, str]
     entries: dict[str, int] = field(default_factory=dict)
+    foreign: int = 0
     others: dict[Place, list[str]] = field(default_factory=dict)
 
     def on(self, place: Place, node: str) -> Pin:
@@ -144,7 +146,8 @@ class PinnedSlices:
         if number < 0 or sample is None:
             raise RetryableError("a slice has no snapshot yet")
         if at_least is not None and not sample.timestamp.covers(at_least):
-            raise RetryableError("the newest snapshot is older than what is wanted")
+            behind = sample.timestamp.documents_to(at_least)
+            raise RetryableError(f"snapshot {number} is {behind:,} documents behind what is wanted")
         hold = f"verify-{uuid.uuid4().hex}"
         held, others, why = self._ask_pins(number, sample.incarnation, hold, self._lease_ms)
         timestamps = [one.timestamp for _, one in held.values()]
@@ -154,7 +157,8 @@ class PinnedSlices:
         for (index, _), (_, one) in held.items():
             entries[index] = entries.get(index, 0) + one.entries
         nodes = {place: node for place, (node, _) in held.items()}
-        pin = Pin(number, sample.incarnation, sample.timestamp, hold, nodes, entries, others)
+        foreign = sum(one.foreign for _, one in held.values())
+        pin = Pin(number, sample.incarnation, sample.timestamp, hold, nodes, entries, foreign, others)
         if why:  # (it is tried again at once: what other slices hold would pile up until it runs out)
             self._lease(pin, 0)
             raise RetryableError(why)
@@ -219,12 +223,14 @@ class PinnedSlices:
         renewing = self._renewals.pop(pin.hold, None)
         if renewing is not None:
             renewing.stopping.set()  # (not waited for: a renewal may be at a node that does not answer)
-            self._lease(pin, 0)
+        self._lease(pin, 0)
 
     def _lease(self, pin: Pin, lease_ms: int) -> None:
+        """Those that are read come first: another one may take long to say nothing."""
         grouped: dict[tuple[str, str], list[int]] = {}
-        for (index, number), node in pin.nodes.items():
-            for one in (node, *pin.others.get((index, number), ())):
+        every = [(place, [node]) for place, node in pin.nodes.items()]
+        for (index, number), nodes in (*every, *pin.others.items()):
+            for one in nodes:
                 grouped.setdefault((index, one), []).append(number)
         for (index, node), slices in grouped.items():
             try:

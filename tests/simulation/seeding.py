@@ -100,8 +100,9 @@ async def read(
             await turn()
         sending.end_entries()
         for place in sorted(pin.nodes):
-            sending.skip(slices.skips(pin, place))
-            await turn()
+            for lines in slices.skips(pin, place):
+                sending.skip(lines)
+                await turn()
     finally:
         slices.release(pin)
     world.seen["seeded"] += 1

@@ -131,6 +131,8 @@ class FakeSnapshot:
         """Of nobody: what fakes hold has no back index."""
         yield from ()
 
+    foreign = 0
+
     def documents(self, ids: Sequence[bytes]) -> list[StoredDocument | None]:
         assert self.readers > 0, "asked without holding it"
         found = map(self.back.get, ids)

@@ -16,7 +16,7 @@ from coordinator.core.events import Reported
 from coordinator.core.instructions import StartDriver
 from coordinator.sources.layout_sources import other_entries
 from coordinator.views import views
-from keytide.catalog.records import BuildRecord, IndexRecord
+from keytide.catalog.records import BuildRecord, ClusterRecord, IndexRecord
 from keytide.collation import encode_part
 from keytide.definition.index import IndexDefinition
 from keytide.definition.statement import CreateIndex, parse_statement
@@ -27,6 +27,7 @@ from keytide.wire.messages import Message, NodeHeartbeat, PutChunk, RemovalChunk
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router.core import slices_of
 from streaming.backfill.seed import Sending, pin_of
+from streaming.core.micro_batches import SeedUnfitError
 from streaming.core.runs import ChunkHeader
 from streaming.core.seeding import in_order, page_of, partition_keys
 from streaming.slices.pins import Pin
@@ -383,7 +384,8 @@ def test_lines_of_skip_ledgers_go_to_the_slices_of_their_ids() -> None:
     ]
     recorder = Recorder()
     sending = Sending(new, recorder, header, 100)
-    sending.skip(iter(lines))
+    sending.skip(lines[:50])
+    sending.skip(lines[50:])
     found = [
         (chunk.partition, skip.offset, skip.id, skip.reason, skip.detail)
         for number, sent in recorder.sent.items()
@@ -404,12 +406,12 @@ class Slices:
 
     def __init__(self, incarnation: int) -> None:
         self.incarnation = incarnation
-        self.given_back = 0
+        self.given_back = self.foreign = 0
         self.goal = Timestamp()
 
     def try_pin(self, goal: Timestamp) -> Pin:
         self.goal = goal
-        return Pin(7, self.incarnation, goal, "h", {("i-1", 0): "n1"})
+        return Pin(7, self.incarnation, goal, "h", {("i-1", 0): "n1"}, foreign=self.foreign)
 
     def release(self, pin: Pin) -> None:
         self.given_back += 1
@@ -425,3 +427,55 @@ def test_a_snapshot_of_another_history_is_given_back() -> None:
     mine: Any = Slices(1)
     assert pin_of(mine, goal, 1).number == 7
     assert (mine.given_back, mine.goal) == (0, goal), "at or past all that the build must reach"
+    mine.foreign = 3
+    with pytest.raises(SeedUnfitError, match="3 documents were met in two"):
+        pin_of(mine, goal, 1)
+    assert mine.given_back == 1
+
+
+# --- what a review found ------------------------------------------------------------------------------------
+
+
+def test_a_layout_that_was_asked_for_under_a_release_before_reads_the_source() -> None:
+    """Its nodes may not know what they would be asked."""
+    world = LayoutWorld()
+    world.sql(MORE)
+    world.leader.dictionary.put(ClusterRecord("c1", "00", 0))
+    assert prepared(world).seed == ""
+
+
+def test_slices_that_are_half_rebuilt_are_waited_for_and_never_begun_with() -> None:
+    world = LayoutWorld()
+    world.sql(MORE)
+    rebuild = BuildRecord("b99", "people", [OLD], "CANCELLED", Timestamp(), 0, slices={OLD: [1]})
+    world.leader.builds.registry.put(rebuild)
+    old = world.layout(OLD)
+    assert old is not None
+    world.leader.dictionary.put(replace(old, slice_builds={1: "b99"}))
+    build = prepared(world)
+    assert build.state == "QUEUED"
+    assert "the rebuild of slices 1" in world.leader.builds.registry.run(build.id).waiting_for
+    world.leader.dictionary.put(replace(old, slice_builds={}))
+    world.live(2_000)
+    begun = prepared(world)
+    assert begun.seed == OLD
+    world.leader.dictionary.put(replace(old, slice_builds={1: "b99"}))
+    world.tick()
+    assert world.leader.builds.registry.get(begun.id).state == "CANCELLED"
+
+
+def test_splits_that_are_to_be_found_are_found_from_the_source() -> None:
+    old = index_of("(city)", "HASH(city)", 3).definition
+    parsed = parse_statement("CREATE INDEX i ON people (city) INCLUDE (age) PARTITION BY RANGE(city)")
+    assert isinstance(parsed, CreateIndex)
+    assert "found from the source" in other_entries(parsed.definition, old)
+
+
+def test_progress_is_that_of_the_reading_that_goes_on() -> None:
+    world = LayoutWorld()
+    build = begun(world)
+    world.driver(build.id, "RUNNING", table_documents=400, documents=390)
+    world.now += 1
+    world.driver(build.id, "RUNNING", table_documents=300, documents=20)
+    record = world.leader.builds.registry.get(build.id)
+    assert (record.documents_done, record.documents_total) == (20, 300)

@@ -58,6 +58,8 @@ class Snapshot:
     def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, StoredDocument]]:
         yield from sorted(item for item in self.back.items() if item[0] > after)
 
+    foreign = 0
+
     def documents(self, ids: Sequence[bytes]) -> list[StoredDocument | None]:
         return [self.back.get(docid) for docid in ids]
 

@@ -101,7 +101,7 @@ def test_without_a_common_snapshot_it_says_which_slices_are_missing(monkeypatch:
     with asked(made) as (slices, _), pytest.raises(RetryableError, match=r"slices \[1\] of i do not hold"):
         slices.pin()
     fill(made, 4)
-    with asked(made) as (slices, _), pytest.raises(RetryableError, match="older than what is wanted"):
+    with asked(made) as (slices, _), pytest.raises(RetryableError, match="1 documents behind what is wanted"):
         slices.pin(at_least=Timestamp.of({0: 5, 1: 0}))
 
 
@@ -113,7 +113,7 @@ def test_what_was_held_for_nothing_is_given_back(monkeypatch: pytest.MonkeyPatch
     with asked(made) as (slices, _), pytest.raises(RetryableError, match="do not hold snapshot 4"):
         slices.pin()
     fill(made, 5, "n1")
-    with asked(made) as (slices, _), pytest.raises(RetryableError, match="older than what is wanted"):
+    with asked(made) as (slices, _), pytest.raises(RetryableError, match="1 documents behind what is wanted"):
         slices.pin(at_least=Timestamp.of({0: 6, 1: 0}))
     held = [
         one for view in made.views.values() for key in view.slices.values() for one in key.snapshots.values()
