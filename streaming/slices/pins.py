@@ -97,6 +97,7 @@ class PinnedSlices:
         self._nodes = nodes
         self._lease_ms = lease_ms
         self._renewals: dict[str, Worker] = {}
+        self._given_back: set[str] = set()
         self._silent: set[str] = set()
         """Nodes that did not answer when they were last asked for a snapshot."""
 
@@ -219,7 +220,10 @@ class PinnedSlices:
         renewing.open()
 
     def release(self, pin: Pin) -> None:
-        """Give a hold back."""
+        """Give a hold back. Twice does nothing more."""
+        if pin.hold in self._given_back:
+            return
+        self._given_back.add(pin.hold)
         renewing = self._renewals.pop(pin.hold, None)
         if renewing is not None:
             renewing.stopping.set()  # (not waited for: a renewal may be at a node that does not answer)
