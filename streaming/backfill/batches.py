@@ -223,13 +223,7 @@ class Batches:
             outcome = await self._tasks.read_table()
             reach("driver-before-batch-end")
             end = log_identity.placed(begin, Timestamp(), self._history)
-            self._status.settle_batch(end, None)
-            await self.send_ends(0, begin, end, outcome.winners)
-            journal = self._status.journal
-            journal.table_read, journal.table_documents = True, outcome.documents
-            self._status.at_table = False
-            self._status.finish_batch(0, end, self._plan.targets, outcome)
-            reach("driver-batch-ended")
+            await self._end_first(begin, end, outcome)
         finally:
             self._status.end_batch()
         log.info("build %s: %d rows of the table are read", self._plan.build, outcome.documents)
@@ -253,16 +247,21 @@ class Batches:
             self._history = await self._checked_history(end)
             if reason := log_identity.lost(end, self._history):
                 raise log_identity.ReadLostError(f"the source lost records that the layout has: {reason}")
-            self._status.settle_batch(end, None)
-            await self.send_ends(0, end, end, outcome.winners)
-            journal = self._status.journal
-            journal.table_read, journal.table_documents = True, outcome.documents
-            self._status.finish_batch(0, end, self._plan.targets, outcome)
-            reach("driver-batch-ended")
+            await self._end_first(end, end, outcome)
         finally:
-            self._status.at_table = False
             self._status.end_batch()
         log.info("build %s: %d entries of the old layout are read", self._plan.build, outcome.documents)
+
+    async def _end_first(self, begin: Timestamp, end: Timestamp, outcome: core.SettledBatch) -> None:
+        """Write micro-batch 0 down, which has no offsets of the source, and send its ends."""
+        status = self._status
+        status.settle_batch(end, None)
+        await self.send_ends(0, begin, end, outcome.winners)
+        journal = status.journal
+        journal.table_read, journal.table_documents = True, outcome.documents
+        status.at_table = False
+        status.finish_batch(0, end, self._plan.targets, outcome)
+        reach("driver-batch-ended")
 
     async def _run_batch(self, sized: SizedBatch) -> None:
         """Run a micro-batch and send its ends; how long it takes decides how large the next one is."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from keytide.http.node_protocol import NodeUnavailableError
 from keytide.wire.digests import EntriesAnswer, EntriesAsk, SkippedVersion, SkipsAnswer, SkipsAsk
-from streaming.slices.pins import AnswerT, Pin, PinnedSlices, Place
+from streaming.slices.pins import Pin, PinnedSlices, Place
 
 ROWS_PER_CALL: Final = 20_000
 """Some hundredths of a second of a node's thread."""
@@ -33,7 +32,7 @@ class SliceEntries(PinnedSlices):
         while more:
             where = (*place, pin.number, pin.incarnation, after)
             ask = EntriesAsk(*where, ROWS_PER_CALL, size)
-            answer = self._ask(pin.nodes[place], ask, EntriesAnswer)
+            answer = self.read(pin.nodes[place], ask, EntriesAnswer)
             if answer.ids:
                 yield answer
             after, more = answer.reached, answer.more
@@ -43,14 +42,8 @@ class SliceEntries(PinnedSlices):
         after: tuple[int, int] | None = None
         while True:
             ask = SkipsAsk(*place, pin.number, pin.incarnation, after, LINES_PER_CALL)
-            lines = self._ask(pin.nodes[place], ask, SkipsAnswer).lines
+            lines = self.read(pin.nodes[place], ask, SkipsAnswer).lines
             if not lines:
                 return
             yield lines
             after = lines[-1].partition, lines[-1].offset
-
-    def _ask(self, node: str, ask: EntriesAsk | SkipsAsk, kind: type[AnswerT]) -> AnswerT:
-        try:
-            return self.call(node, ask, kind)
-        except NodeUnavailableError:  # a connection that broke, say
-            return self.call(node, ask, kind)

@@ -249,6 +249,14 @@ class PinnedSlices:
         found = [catalog.index(index) for index in self._indexes]
         return [record for record in found if record is not None]
 
+    def read(self, node: str, ask: Ask, kind: type[AnswerT]) -> AnswerT:
+        """The answer of a node that holds what is read; asked once more when it cannot be asked, for a
+        connection may have broken. Raises as `call`."""
+        try:
+            return self.call(node, ask, kind)
+        except NodeUnavailableError:
+            return self.call(node, ask, kind)
+
     def call(self, node: str, ask: Ask, kind: type[AnswerT]) -> AnswerT:
         """The answer of a node.
 

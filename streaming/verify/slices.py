@@ -20,7 +20,6 @@ import numpy as np
 from keytide.catalog.catalog import Catalog
 from keytide.errors import RetryableError
 from keytide.http.blocking_nodes import BlockingNodeClient
-from keytide.http.node_protocol import NodeUnavailableError
 from keytide.wire import digests
 from keytide.wire.digests import (
     Ask,
@@ -161,9 +160,6 @@ class SliceClient(PinnedSlices):
             after, more = b"", True
             while more:
                 question = ask(stage=stage, after=after, limit=ROWS_PER_CALL)
-                try:
-                    answer = self.call(pin.nodes[place], question, kind)
-                except NodeUnavailableError:  # a connection that broke, say
-                    answer = self.call(pin.nodes[place], question, kind)
+                answer = self.read(pin.nodes[place], question, kind)
                 yield stage, answer
                 after, more = answer.reached, answer.more
