@@ -37,7 +37,7 @@ DOUBT_MS = 3_000
 """Before a driver's word that its build can never work is final: sources are looked at every second."""
 BEGIN_AGAIN: Final[dict[int, str]] = {
     drivers.READ_LOST: "the source lost records that the build has read",
-    drivers.CHECKPOINT_LOST: "its checkpoint is not on the machine of the coordinator that leads now",
+    drivers.JOURNAL_LOST: "Kafka has lost its journal, which says what it has read",
     drivers.SEED_UNFIT: "the slices that it was to begin with have met documents in two source partitions",
 }
 """Why a build begins again, by the exit status of its driver."""

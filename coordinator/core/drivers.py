@@ -12,7 +12,7 @@ NEVER_AGAIN: Final = 3
 """Exit status of a driver that knows that its build or job can never work."""
 READ_LOST: Final = 4
 """Exit status of a driver that has read what is not on the source's log any more."""
-CHECKPOINT_LOST: Final = 5
+JOURNAL_LOST: Final = 5
 """Exit status of a driver that does not have the checkpoint of what its build has read."""
 SEED_UNFIT: Final = 6
 """Exit status of a driver whose build cannot begin with the slices that it was to begin with."""

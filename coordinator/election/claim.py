@@ -1,17 +1,14 @@
 """Claiming a term, and writing to the metadata topic under it.
 
-Theory of operation. Only one coordinator may write the dictionary. Kafka sees to that: all coordinators of a
-cluster use one transactional id, and `init_transactions` fences whoever had it before; from then on every
-write of the old one fails. So a claim is: fence, read the dictionary to its end (nobody else can add to it
-now), write the next term. A coordinator that sees a higher term in the topic stops; readers ignore what it
+Theory of operation. Only one coordinator may write the dictionary: all of a cluster use one transactional id
+(`keytide.kafka.fenced_writer`). So a claim is: fence, read the dictionary to its end (nobody else can add to
+it now), write the next term. A coordinator that sees a higher term in the topic stops; readers ignore what it
 may still send of its lower term. When to claim: `coordinator.election.standby`.
 
-Being fenced alone does not mean that another one leads: Kafka fences a producer, too, when it has ended a
-transaction of its that was open for too long, and brokers that are killed in the middle of one lose it. So a
-coordinator that was fenced asks the dictionary. While no higher term is there it fences whoever has the id
-now, looks again, and goes on: of two that fence each other the one with the highest term leads, and one that
-has not written its term yet finds its claim refused, and stands by again. Records are whole, so what it does
-not know the fate of is written once more.
+Being fenced alone does not mean that another one leads. So a coordinator that was fenced asks the dictionary.
+While no higher term is there it fences whoever has the id now, looks again, and goes on: of two that fence
+each other the one with the highest term leads, and one that has not written its term yet finds its claim
+refused, and stands by again. Records are whole, so what it does not know the fate of is written once more.
 
 Of several that stand by and see the leader end, one claims first. Another one that finds a term which it did
 not see end leaves it alone, so that a leader that ends is followed by one, not by each in turn.
@@ -26,32 +23,19 @@ import threading
 import uuid
 from collections.abc import Sequence
 
-from confluent_kafka import KafkaError, KafkaException, Message
-
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import ClusterRecord, Record, TermRecord, encode_record, record_key
 from keytide.errors import CallerError
-from keytide.kafka.admin import ANSWER_MS, KafkaUnavailableError
-from keytide.kafka.clients import Producer
-from keytide.kafka.topics import CatalogReader, producer
+from keytide.kafka.admin import KafkaUnavailableError
+from keytide.kafka.fenced_writer import FencedWriter, ShutOutError
+from keytide.kafka.topics import CatalogReader
 from keytide.model.topics import Topics
 from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings
 
 log = logging.getLogger(__name__)
 
-TRANSACTION_TIMEOUT_MS = 10_000
-"""Kafka ends a transaction that is open for longer: readers of metadata wait no longer than this for one that
-its writer died in."""
 _RETRY_PAUSE_S = 0.2
-_FENCED = frozenset(
-    {
-        KafkaError._FENCED,
-        KafkaError.PRODUCER_FENCED,
-        KafkaError.INVALID_PRODUCER_EPOCH,
-        KafkaError.TRANSACTION_COORDINATOR_FENCED,
-    }
-)
 
 
 class FencedError(CallerError):
@@ -79,21 +63,10 @@ class MetadataWriter:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._topic = Topics(settings.cluster).metadata
         self._stopping = threading.Event()
-        self._fenced = False
-        self._end = -1
-        self._producer = self._make()
+        topic = Topics(settings.cluster).metadata
+        self._writer = FencedWriter(settings, topic, f"{settings.cluster}-coordinator", self._stopping)
         self.term = 0
-
-    def _make(self) -> Producer:
-        return producer(
-            self._settings,
-            transactional_id=f"{self._settings.cluster}-coordinator",
-            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
-            socket_timeout_ms=min(ANSWER_MS, TRANSACTION_TIMEOUT_MS),  # (librdkafka wants no more)
-            compression_type="none",
-        )
 
     def fence(self) -> None:
         """Shut every other coordinator out.
@@ -101,17 +74,11 @@ class MetadataWriter:
         Raises:
             KafkaUnavailableError: no answer in time.
         """
-        if self._fenced:  # a producer that was fenced is of no use any more
-            self._producer = self._make()
-        try:
-            self._producer.init_transactions(float(self._settings.coordinator.request_timeout_s))
-        except KafkaException as error:
-            raise KafkaUnavailableError(f"the transactional id cannot be claimed: {error}") from error
-        self._fenced = False
+        self._writer.fence()
 
     def withdraw(self) -> None:
         """Leave the transactional id to whom it was taken from, who fences this one in turn."""
-        self._fenced = True
+        self._writer.shut_out = True
 
     def write(self, records: Sequence[tuple[str, Record | None]]) -> int:
         """Write records (None: a tombstone) in one transaction; tries until it is committed, or `stop` is
@@ -124,45 +91,26 @@ class MetadataWriter:
             FencedError: another coordinator has taken over; nothing was written.
             KafkaUnavailableError: stopped while Kafka was away; it is not known whether it was written.
         """
-        while not self._try(records):
+        while (end := self._try(records)) is None:
             if self._stopping.wait(_RETRY_PAUSE_S):
                 raise KafkaUnavailableError("stopped while Kafka did not take metadata")
-        return self._end
+        return end
 
-    def _try(self, records: Sequence[tuple[str, Record | None]]) -> bool:
-        """One attempt; False when it was undone and is to be tried again."""
+    def _try(self, records: Sequence[tuple[str, Record | None]]) -> int | None:
+        """One attempt; None when it was undone and is to be tried again."""
         try:
-            if self._fenced:
+            if self._writer.shut_out:
                 self._regain()
-            self._end = -1
-            self._producer.begin_transaction()
-            for key, record in records:
-                value = None if record is None else encode_record(record)
-                self._producer.produce(
-                    self._topic, key=key, value=value, partition=0, on_delivery=self._delivered
-                )
-            self._commit()
+            return self._writer.write(
+                [(key, None if record is None else encode_record(record)) for key, record in records]
+            )
         except KafkaUnavailableError as away:
             log.warning("metadata cannot be written yet: %s", away.message)
-            return False
-        except KafkaException as failure:
-            error = failure.args[0]
-            if error.code() in _FENCED or error.fatal():
-                self._fenced = True
-                if not self.term:
-                    raise FencedError(self._settings.cluster, str(error.str())) from failure
-                log.warning("Kafka has given up a transaction of this coordinator: %s", error)
-                return False
-            log.warning("metadata is not written yet: %s", error)
-            with contextlib.suppress(KafkaException):  # what cannot be aborted now will be by its time-out
-                self._producer.abort_transaction(TRANSACTION_TIMEOUT_MS / 1000)
-            return False
-        return True
-
-    def _delivered(self, error: KafkaError | None, record: Message) -> None:
-        """A record of the transaction is in the topic (committed or not). Called while it is committed."""
-        if error is None:
-            self._end = max(self._end, (record.offset() or 0) + 1)
+        except ShutOutError as shut_out:
+            if not self.term:
+                raise FencedError(self._settings.cluster, shut_out.message) from shut_out
+            log.warning("Kafka has given up a transaction of this coordinator: %s", shut_out.message)
+        return None
 
     def _regain(self) -> None:
         """Go on under the same term, if nobody has claimed a higher one.
@@ -181,22 +129,9 @@ class MetadataWriter:
         if term > self.term:
             raise FencedError(self._settings.cluster, f"term {term}")
 
-    def _commit(self) -> None:
-        """Commit; a time-out is followed up until the outcome is known."""
-        while True:
-            try:
-                self._producer.commit_transaction(TRANSACTION_TIMEOUT_MS / 1000)
-            except KafkaException as failure:
-                error = failure.args[0]
-                if not error.retriable() or error.txn_requires_abort() or self._stopping.is_set():
-                    raise
-                log.warning("the outcome of a metadata transaction is not known yet: %s", error)
-            else:
-                return
-
     def hand_over(self) -> None:
         """Another thread writes from now on."""
-        self._producer.hand_over()
+        self._writer.hand_over()
 
     def stop(self) -> None:
         """Make a `write` that waits for Kafka give up."""

@@ -59,14 +59,15 @@ class KafkaAdminWork:
         self._client.close()
 
     def make_own_topics(self) -> None:
-        """Metadata, control and reports, where they are missing.
+        """Metadata, control, reports and journals of builds, where they are missing.
 
         Raises:
             KafkaUnavailableError: Kafka is away or refuses.
         """
         topics = Topics(self._settings.cluster)
         size = {"max.message.bytes": str(self._settings.topics.message_max_bytes)}
-        self._make(topics.metadata, 1, {"cleanup.policy": "compact", "segment.ms": str(6 * _HOUR_MS), **size})
+        for one in (topics.metadata, topics.builds):
+            self._make(one, 1, {"cleanup.policy": "compact", "segment.ms": str(6 * _HOUR_MS), **size})
         # Both are only read at their end: control's tail says where timestamps stand, reports repeat.
         self._make(topics.control, 1, _expiring(2 * _HOUR_MS))
         self._make(topics.reports, 1, {**_expiring(_HOUR_MS), **size})

@@ -21,7 +21,7 @@ class NoSuchKeyspaceError(CallerError):
 def take_keyspace(dictionary: Dictionary, name: str, source: SourceStatus) -> None:
     """See that the topic can be a keyspace, and that the dictionary knows it."""
     topics = dictionary.topics
-    own = (topics.metadata, topics.control, topics.reports)
+    own = (topics.metadata, topics.control, topics.reports, topics.builds)
     if name in own or name.startswith((topics.mutations(""), f"{topics.cluster}.backfill.")):
         raise NoSuchKeyspaceError(
             f"{name} is a topic of Keytide's own", next_step="name a topic that holds your documents"

@@ -49,6 +49,11 @@ class Topics(NamedTuple):
     def reports(self) -> str:
         return f"{self.cluster}.reports"
 
+    @property
+    def builds(self) -> str:
+        """Journals of builds (`streaming.drivers.journal`)."""
+        return f"{self.cluster}.builds"
+
     def mutations(self, index: str) -> str:
         return f"{self.cluster}.mutations.{index}"
 

@@ -1,7 +1,7 @@
 """Micro-batches of one build: the order of their steps.
 
-Theory of operation: Spark has fixed in the checkpoint what it plans to read; the driver cuts it into the
-micro-batches of the build, one after the other (`streaming.core.sizing`). Both stages of one run as one Spark
+Theory of operation: Spark plans what there is to read; the driver cuts it into the micro-batches of the
+build, one after the other (`streaming.core.sizing`). Both stages of one run as one Spark
 job (`streaming.stages.tasks`), the summaries settle who won (`streaming.core.micro_batches`), the source is
 checked to be the one that the build began with and its log to be the one that was read before
 (`streaming.core.log_identity`; what may be of two logs is read again), the micro-batch is written down, and
@@ -181,6 +181,15 @@ class Batches:
         self._clock = clock
         self._begun = False
         self._history: LogHistory | None = None
+
+    async def check_read(self) -> None:
+        """What was read is on the log.
+
+        Raises:
+            ReadLostError: it is not any more.
+            RetryableError: Kafka does not answer.
+        """
+        await self._checked_history(self._status.position)
 
     async def run(self, planned: Range) -> None:
         """Run all micro-batches of what Spark has planned.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 from keytide.catalog.records import BuildRecord, KeyspaceRecord
@@ -22,11 +21,10 @@ from keytide.process.sync_points import reach
 from streaming.backfill.batches import Batches, BuildPlan, Wait
 from streaming.backfill.table_origin import begins_at
 from streaming.core import micro_batches as core
-from streaming.core.sizing import SizedBatch
 from streaming.drivers import failures
-from streaming.drivers.lifecycle import Outage
+from streaming.drivers.journal import JournalLostError
+from streaming.drivers.outage import Outage
 from streaming.drivers.progress import Status
-from streaming.spark.checkpoint import CheckpointLostError
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +37,6 @@ NAMED = 5
 """Partitions that are named."""
 AGAIN_S = 1.0
 """Before what failed is tried again."""
-
-
-class PlannedReading(Protocol):
-    """What Spark's checkpoint says (`streaming.spark.checkpoint.Checkpoint`)."""
-
-    def begin(self) -> Timestamp | None: ...
-    def newest(self) -> SizedBatch | None: ...
 
 
 class DriverShell(Protocol):
@@ -124,32 +115,23 @@ class DriverShell(Protocol):
 
 
 def take_up(
-    build: BuildRecord,
-    keyspace: KeyspaceRecord,
-    status: Status,
-    checkpoint: PlannedReading,
-    earliest: Callable[[], Mapping[int, int]],
-    folder: Path,
+    build: BuildRecord, keyspace: KeyspaceRecord, status: Status, earliest: Callable[[], Mapping[int, int]]
 ) -> None:
-    """Go on where the build is, by checkpoint and journal.
+    """Go on where the build is, by its journal.
 
     Args:
         earliest: the offsets at which the source begins now.
-        folder: of the driver.
 
     Raises:
-        CheckpointLostError: both are not here, and the build has read what they told of.
+        JournalLostError: the build has read what the journal does not tell of.
     """
-    begin, journal = checkpoint.begin(), status.journal
-    if not journal.size:  # never cut
-        journal.newest = checkpoint.newest()
-    begun = begin is not None or journal.table_read or journal.nothing_to_read is not None
-    if core.forgotten(build, journal.first_read_at, begun):
-        raise CheckpointLostError(f"{folder} does not have the checkpoint of build {build.id}")
-    if begin is None:
-        begin = Timestamp.of(build.origin.offsets if build.origin else earliest(), keyspace.topic_id)
-    newest = journal.newest
-    position = Timestamp.of(newest.reached, keyspace.topic_id) if newest else begin
+    journal = status.journal
+    if core.forgotten(build, journal.first_read_at):
+        raise JournalLostError(f"Kafka does not have the journal of build {build.id}")
+    if journal.begin is None:
+        journal.begin = dict(build.origin.offsets if build.origin else earliest())
+    begin = Timestamp.of(journal.begin, keyspace.topic_id)
+    position = Timestamp.of(journal.newest.reached, keyspace.topic_id) if journal.newest else begin
     if build.seed:  # what the build was told that it is of stands: nothing of the source is read
         position, begin = journal.read if journal.table_read else Timestamp(), Timestamp()
     status.resume(journal.finished, position, begin)
@@ -227,14 +209,7 @@ class BuildCourse:
         try:
             while not status.try_close(self._passed):
                 if (error := self._shell.ended()) is not None:
-                    await wait_out(
-                        error,
-                        self._outage,
-                        status.finished,
-                        self._plan.build,
-                        self._shell.seconds(),
-                        self._shell.wait,
-                    )
+                    await self._wait_out(error)
                     await self._start_query()
                 await self._shell.wait(POLL_S)
                 self._follow()
@@ -275,7 +250,17 @@ class BuildCourse:
         build = self._shell.build
         return build.origin is not None and not build.seed and not self._status.journal.table_read
 
+    async def _wait_out(self, error: BaseException) -> None:
+        shell, finished = self._shell, self._status.finished
+        await wait_out(error, self._outage, finished, self._plan.build, shell.seconds(), shell.wait)
+
     async def _start_query(self) -> None:
+        while True:
+            try:  # Spark would begin at a place that the log does not have, and find nothing
+                await self._batches.check_read()
+                break
+            except RetryableError as error:
+                await self._wait_out(error)
         self._status.begin_reading(self._shell.wall())  # from here on Spark asks for the source's offsets
         await self._shell.start_query()
 

@@ -6,7 +6,8 @@ One Structured Streaming query reads the keyspace from its earliest offset, once
 build (`streaming.backfill.batches` has its micro-batches). Its trigger is the default one, round after
 round, until the backfill timestamp covers the load timestamp and every low-watermark offset; those appear in
 the metadata while the build runs. Then the driver closes: no further micro-batch begins, PASSED is reported,
-and it ends. A driver that is killed anywhere is started again on the same checkpoint.
+and it ends. A driver that is killed anywhere is followed by another one, on this machine or on that of the
+next leader, which goes on where the build's journal says (`streaming.drivers.journal`).
 
 Spark takes long to start, so a Kafka that is away for a while does not end the driver: what failed is tried
 again in the same process (the query, when it was that), until nothing has got on for twice
@@ -28,7 +29,7 @@ another id, and a driver whose build began under an older incarnation ends. Lost
 first, as offsets that are gone or a topic that was made anew; the driver says that its build has failed, and
 the coordinator finds out which it is. Or what was read is not on the log any more
 (`streaming.core.log_identity`): then it ends with a status of its own, and the build begins again. So it
-does where the folder of the build is gone (a coordinator on another machine has taken over, a disk was lost).
+does where Kafka has lost the journal.
 
 The order of the steps is in `streaming.backfill.course` and `streaming.backfill.batches`; here is the process
 around them.
@@ -36,20 +37,22 @@ around them.
 Threads: the main thread decides on the end; one follows the metadata, one reports; Spark runs micro-batches
 in another, and a table is read in one more. What they share is in `Status`.
 
-Files, in `<data_dir>/builds/<build>`: `checkpoint` (Spark's), `progress.json`, `scratch` (shuffle files),
-`lock`.
+Files, in `<data_dir>/builds/<build>`, none of which the next driver needs: `checkpoint` (Spark's), `scratch`
+(shuffle files), `lock`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 import threading
 import uuid
 from collections.abc import Callable, Coroutine
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaException
@@ -74,8 +77,11 @@ from streaming.backfill.table_origin import read_table, starting_offsets
 from streaming.core import micro_batches as core
 from streaming.core.sizing import Sizing
 from streaming.drivers import failures
-from streaming.drivers.lifecycle import Driver, MetadataFollower, Outage
-from streaming.drivers.progress import Status, StoppedError
+from streaming.drivers.failures import StoppedError
+from streaming.drivers.journal import EarlierJournal, KafkaJournal
+from streaming.drivers.lifecycle import Driver, MetadataFollower
+from streaming.drivers.outage import Outage
+from streaming.drivers.progress import Status
 from streaming.drivers.rate_gate import RateGate
 from streaming.slices.entries import SliceEntries
 from streaming.spark import session as spark
@@ -137,7 +143,7 @@ class BackfillDriver(Driver):
 
     def prepare(self) -> None:
         self._identity = KafkaIdentity(self._settings)
-        self._status = Status(self.folder / "progress.json")
+        self._status = Status()
         self._outage = Outage(2 * self._settings.build.kafka_away_s)
         self._start = ""  # names this start, when it has read what the build is
         self._ending = threading.Event()
@@ -187,11 +193,9 @@ class BackfillDriver(Driver):
         indexes = tuple(self._index(name) for name in sorted(self.build.indexes))
         slices = {index.id: self.build.slices_of(index) for index in indexes}
         filled = tuple(index for index in indexes if slices[index.id])
-        first = 1 if self.build.origin or self.build.seed else 0
-        self._checkpoint = Checkpoint(
-            self.folder / "checkpoint", keyspace.name, keyspace.topic_id, first=first
-        )
-        take_up(self.build, keyspace, self._status, self._checkpoint, source.earliest, self.folder)
+        self._checkpoint = Checkpoint(self.folder / "checkpoint", keyspace.name, keyspace.topic_id)
+        self._status.take_over(self._journal(keyspace))
+        take_up(self.build, keyspace, self._status, source.earliest)
         run = uuid.uuid4().hex[:12]
         self._plan = BuildPlan(self._id, run, keyspace.name, keyspace.topic_id, filled, slices)
         self._tasks = SparkTasks(self._settings, self._plan)
@@ -202,6 +206,14 @@ class BackfillDriver(Driver):
         self._batches = Batches(self._plan, self._status, sizing, self._tasks, source, self._wait_for_kafka)
         self._start = run
         return BuildCourse(self._plan, keyspace.partitions, self._status, self._batches, self, self._outage)
+
+    def _journal(self, keyspace: KeyspaceRecord) -> KafkaJournal:
+        def begin(checkpoint: Path) -> dict[int, int] | None:
+            found = Checkpoint(checkpoint, keyspace.name, keyspace.topic_id).begin()
+            return found.offsets() if found else None
+
+        earlier = EarlierJournal(self.folder, begin)
+        return KafkaJournal(self._settings, self._id, self._metadata.catalog, earlier, self._stop)
 
     def _wanted(self) -> BuildRecord:
         """The build's record, while it is to be backfilled."""
@@ -297,9 +309,9 @@ class BackfillDriver(Driver):
         if self._query is None:
             self._engine.warm_up()
         self._error = None  # of a query that ended
+        shutil.rmtree(self._checkpoint.folder, ignore_errors=True)
         options = spark.source_options(self._settings, self._plan.keyspace)
-        if self.build.origin is not None:
-            options["startingOffsets"] = starting_offsets(self._plan.keyspace, self.build.origin.offsets)
+        options["startingOffsets"] = starting_offsets(self._plan.keyspace, self._status.position.offsets())
         self._query = (
             self._engine.session.readStream.format("kafka")
             .options(**options)
@@ -315,7 +327,7 @@ class BackfillDriver(Driver):
         would read, only says that its offsets are planned.)"""
         try:
             self._tasks.session = frame.sparkSession
-            run_through(self._batches.run(self._checkpoint.range(self._checkpoint.first + batch)))
+            run_through(self._batches.run(self._checkpoint.range(batch)))
         except BaseException as error:
             self._error = error
             raise

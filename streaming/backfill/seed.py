@@ -35,7 +35,8 @@ from streaming.backfill.batches import Seeded
 from streaming.core import runs
 from streaming.core.micro_batches import SeedUnfitError, SettledBatch
 from streaming.core.seeding import SlicePage, in_order, page_of, shared_out
-from streaming.drivers.progress import Status, StoppedError
+from streaming.drivers.failures import StoppedError
+from streaming.drivers.progress import Status
 from streaming.drivers.rate_gate import RateGate
 from streaming.slices.entries import SliceEntries
 from streaming.slices.pins import Pin

@@ -3,7 +3,7 @@
 Theory of operation
 ===================
 A build reads its keyspace in numbered micro-batches (`streaming.core.sizing` cuts them). The offsets [start,
-end) of one are on disk before the first of its ends is sent, so a batch that is run again, by whatever
+end) of one are written down before the first of its ends is sent, so a batch that is run again, by whatever
 driver, covers the same range. Within
 a batch, tasks write chunks into the backfill queues, and a task may be run twice (retries, speculation, a
 driver that was killed). So each attempt has a name of its own, chunks carry it, and nothing counts until
@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import BuildRecord, KeyspaceRecord
 from keytide.errors import KeytideError, invariant
 from keytide.model.timestamp import Timestamp
@@ -36,13 +37,13 @@ from keytide.wire.messages import BatchEnd
 
 EXIT_PASSED = 0
 EXIT_RETRY = 1
-"""Something that passes: start the driver again, it goes on from its checkpoint."""
+"""Something that passes: start the driver again, it goes on where the journal says."""
 EXIT_NEVER = 3
 """The build can never work (offsets are gone, the topic changed): do not start the driver again."""
 EXIT_READ_LOST = 4
 """What the build has read is not on the log any more: it must begin again, from its beginning."""
-EXIT_CHECKPOINT_LOST = 5
-"""The checkpoint of what the build has read is not on this machine: the same."""
+EXIT_JOURNAL_LOST = 5
+"""Kafka has lost the journal of what the build has read: the same."""
 EXIT_SEED_UNFIT = 6
 """The slices that the build was to begin with do not say all that is known of their documents: the same."""
 EXIT_STOPPED = 143
@@ -251,15 +252,22 @@ def unwanted(build: BuildRecord | None, keyspace: KeyspaceRecord | None) -> str:
     return ""
 
 
-def forgotten(build: BuildRecord, first_read_at: int, begun: bool) -> bool:
-    """Whether a build has read what the folder of its driver does not know of. To go on there would cut the
-    source into other micro-batches than slices have got.
+def over(catalog: Catalog, build: str, later: str) -> bool:
+    """Whether a build is not to be backfilled any more, ever, says a dictionary that has a `later` one."""
+    record = catalog.build(build)
+    if record is None:
+        return int(build[1:]) < int(later[1:])
+    return record.ended or record.state not in ("QUEUED", "BACKFILL", "PAUSED")
+
+
+def forgotten(build: BuildRecord, first_read_at: int) -> bool:
+    """Whether a build has read what its journal does not know of. To go on there would cut the source into
+    other micro-batches than slices have got.
 
     Args:
-        first_read_at: when reading began, says that folder; 0 for never.
-        begun: it has a checkpoint, or what stands for one.
+        first_read_at: when reading began, says the journal; 0 for never.
     """
-    return build.first_read_at > 0 and (not first_read_at or (build.batches > 0 and not begun))
+    return build.first_read_at > 0 and not first_read_at
 
 
 def passed(position: Timestamp, build: BuildRecord, partitions: int) -> bool:

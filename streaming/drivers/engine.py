@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from keytide.settings.settings import Settings
-from streaming.drivers.progress import StoppedError
+from streaming.drivers.failures import StoppedError
 from streaming.drivers.rate_gate import gate_of
 from streaming.spark import session as spark
 

@@ -1,7 +1,7 @@
 """What a failure of the driver means: whether another start can help, and what to tell the operator. Pure.
 
 Theory of operation: a build must fail loudly and for good when the source no longer has what it needs
-(R29), and must go on from its checkpoint when something was away for a while. (Open transactions, R24, and
+(R29), and must go on where it was when something was away for a while. (Open transactions, R24, and
 tombstones that may have expired, R26, are the coordinator's to watch.) Keytide's own errors say by their
 family which it is. Spark's come as text, often with the Java exception of a task inside; they are
 told apart by what is in that text. Whatever is not known is tried again: the number of restarts is limited.
@@ -42,6 +42,10 @@ class DriverFailure(NamedTuple):
     message: str
     never: bool
     away: bool = False
+
+
+class StoppedError(Exception):
+    """The driver was asked to end, or its build is no longer to be backfilled."""
 
 
 class BuildImpossibleError(CallerError):

@@ -9,7 +9,7 @@ its build or job, and is started again by the coordinator unless its exit status
     0    it has done what it was to do
     1    something was away: start it again
     3    it can never work: the reason is in the last report and on stderr
-    4, 5 what a build has read is lost, or the checkpoint that says what it was: the build must begin again
+    4, 5 what a build has read is lost, or the journal that says what it was: the build must begin again
     143  it was asked to stop, or is not wanted any more
 
 However it ends, first what the driver holds elsewhere is given back, then what it came to is said, and only
@@ -46,9 +46,10 @@ from keytide.wire.messages import BuildProgress, JobProgress
 from streaming.core import micro_batches as core
 from streaming.core.log_identity import ReadLostError
 from streaming.drivers.engine import SparkEngine
-from streaming.drivers.failures import DriverFailure, diagnose
-from streaming.drivers.progress import DriverReporter, StoppedError
-from streaming.spark.checkpoint import CheckpointLostError
+from streaming.drivers.failures import DriverFailure, StoppedError, diagnose
+from streaming.drivers.journal import JournalLostError
+from streaming.drivers.outage import Outage
+from streaming.drivers.progress import DriverReporter
 
 FOLLOW_S: Final = 0.2
 LOCK_LIMIT_S: Final = 15.0
@@ -114,36 +115,12 @@ class MetadataFollower:
         self._reader.close()
 
 
-class Outage:
-    """Runs out when nothing has got on for a while, from the first failure on. Pure.
-
-    Args:
-        most_s: seconds.
-    """
-
-    def __init__(self, most_s: float) -> None:
-        self._most_s = most_s
-        self._since: float | None = None
-        self._at = -1
-
-    def over(self, finished: int, now: float) -> bool:
-        """Whether to give up, after a failure.
-
-        Args:
-            finished: number of the last micro-batch that is done.
-            now: seconds, of any clock that only goes on.
-        """
-        if self._since is None or finished > self._at:
-            self._since, self._at = now, finished
-        return now - self._since >= self._most_s
-
-
 def exit_status(error: Exception, failure: DriverFailure) -> int:
     """How a driver that failed ends (`streaming.core.micro_batches`). Pure."""
     if isinstance(error, ReadLostError):
         return core.EXIT_READ_LOST
-    if isinstance(error, CheckpointLostError):
-        return core.EXIT_CHECKPOINT_LOST
+    if isinstance(error, JournalLostError):
+        return core.EXIT_JOURNAL_LOST
     if isinstance(error, core.SeedUnfitError):
         return core.EXIT_SEED_UNFIT
     return core.EXIT_NEVER if failure.never else core.EXIT_RETRY

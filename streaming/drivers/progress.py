@@ -1,11 +1,9 @@
-"""What a driver has done: kept on disk between starts, shared by its threads, reported to the coordinator.
+"""What a driver has done: kept between starts, shared by its threads, reported to the coordinator.
 
-Theory of operation: Spark's checkpoint says what it has planned; how far the build is, which is less
-(`streaming.core.sizing`), and what the checkpoint does not say (documents and entries so far, when reading
-began) is in `progress.json` beside it, written before the ends of a micro-batch are sent, and after. Counts
-are only for people and limits, so a batch that is counted twice after a crash does no harm. Reports go to the
-coordinator twice a second from a thread of their own, and at every change of state; they are the driver's
-heartbeat.
+Theory of operation: how far the build is, is in its journal (`streaming.drivers.journal`), written before the
+ends of a micro-batch are sent, and after. Counts are only for people and limits, so a batch that is counted
+twice after a crash does no harm. Reports go to the coordinator twice a second from a thread of their own, and
+at every change of state; they are the driver's heartbeat.
 
 `Status` is also where the end is decided: `try_close` and `begin_batch` exclude each other, so that either
 the build has passed and no further micro-batch begins, or a micro-batch is under way and the build goes on.
@@ -14,13 +12,9 @@ the build has passed and no further micro-batch begins, or a micro-batch is unde
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Protocol
 
-import msgspec
 from msgspec.structs import replace
 
 from keytide.kafka.topics import producer
@@ -33,6 +27,8 @@ from keytide.wire.messages import BuildProgress, JobProgress, Message, encode
 from streaming.core.log_identity import known
 from streaming.core.micro_batches import SettledBatch, SliceTarget, add_counts
 from streaming.core.sizing import SizedBatch, cut, documents
+from streaming.drivers.failures import StoppedError
+from streaming.drivers.journal import Journal, JournalKeeper
 from streaming.drivers.rate_gate import RateGate
 
 log = logging.getLogger(__name__)
@@ -41,94 +37,8 @@ REPORT_INTERVAL_S = 0.5
 _FLUSH_S = 10.0
 
 
-class StoppedError(Exception):
-    """The driver was asked to end, or its build is no longer to be backfilled."""
-
-
-class DriverTotals(msgspec.Struct, rename={"newest": "piece"}):
-    """Counts through all starts of a build's driver.
-
-    Attributes:
-        first_read_at: milliseconds, 0 before anything was read (R26).
-        nothing_to_read: where the source began and ended when the build turned out to have nothing to read:
-            then micro-batch 0 is empty, whatever the checkpoint says.
-        read: the end of the last micro-batch whose ends may have been sent, with leader epochs
-            (`streaming.core.log_identity`).
-        table_read: the table, or the layout, that the build begins with is in the queues, as micro-batch 0.
-        table_documents: rows of it.
-        newest: the newest micro-batch whose ends may have been sent; None before the first (or a table's).
-        size: documents that the next driver's first micro-batch has; 0 before any was begun.
-    """
-
-    first_read_at: int = 0
-    documents: int = 0
-    bytes: int = 0
-    entries: dict[str, int] = {}
-    skipped: dict[str, dict[str, int]] = {}
-    nothing_to_read: dict[int, int] | None = None
-    read: Timestamp = Timestamp()
-    table_read: bool = False
-    table_documents: int = 0
-    newest: SizedBatch | None = None
-    size: int = 0
-    left_out: dict[str, dict[str, int]] = {}
-
-    @property
-    def pending(self) -> SizedBatch | None:
-        """A micro-batch that some slices may have, and others not: it comes first, as it is."""
-        return self.newest if self.newest is not None and not self.newest.done else None
-
-    @property
-    def finished(self) -> int:
-        """Number of the last micro-batch that is done, -1 when none."""
-        return max(self.newest.finished if self.newest else -1, 0 if self.table_read else -1)
-
-    @classmethod
-    def load(cls, file: Path) -> DriverTotals:
-        """The journal in `file`; an empty one when there is none."""
-        try:
-            return msgspec.json.decode(file.read_bytes(), type=cls)
-        except FileNotFoundError:
-            return cls()
-
-    def save(self, file: Path) -> None:
-        """Replace `file`, so that a kill leaves the old or the new."""
-        new = file.with_suffix(".new")
-        with new.open("wb") as out:
-            out.write(msgspec.json.encode(self))
-            out.flush()
-            os.fsync(out.fileno())
-        new.replace(file)
-
-
-class Keeper(Protocol):
-    """Where a journal is kept between starts."""
-
-    def load(self) -> DriverTotals:
-        """What was kept last; an empty one when nothing was."""
-
-    def keep(self, journal: DriverTotals) -> None:
-        """Keep this one, so that a kill leaves the old or the new."""
-
-
-class FileKeeper:
-    """Keeps it in a file."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-
-    def load(self) -> DriverTotals:
-        return DriverTotals.load(self._file)
-
-    def keep(self, journal: DriverTotals) -> None:
-        journal.save(self._file)
-
-
 class Status:
     """Where a driver stands; all methods may be called from any thread.
-
-    Args:
-        journal: the file that it is kept in, or what else keeps it.
 
     Attributes:
         finished: number of the last micro-batch whose ends are in the queues, -1 when none.
@@ -138,18 +48,31 @@ class Status:
         gate: counts what tasks of the present micro-batch have read.
     """
 
-    def __init__(self, journal: Path | Keeper) -> None:
-        keeper = FileKeeper(journal) if isinstance(journal, Path) else journal
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._keep = keeper.keep
+        self._keeper: JournalKeeper | None = None
         self.at_table = False
         self.rows_total = 0
         self._busy = self._closing = self._counted = False
         self._state, self._note = "STARTING", ""
-        self.journal = keeper.load()
+        self.journal = Journal()
         self.finished = -1
         self.position = self.earliest = Timestamp()
         self.gate: RateGate | None = None
+
+    def take_over(self, keeper: JournalKeeper) -> None:
+        """Go on where the driver before was; from now on what is done is kept there.
+
+        Raises:
+            RetryableError: it cannot be had now.
+        """
+        self.journal = keeper.load()
+        self._keeper = keeper
+
+    def _keep(self, journal: Journal) -> None:
+        if self._keeper is None:
+            raise RuntimeError("take_over comes first")
+        self._keeper.keep(journal)
 
     def enter(self, state: str, note: str = "") -> None:
         """Change the state that is reported."""
@@ -157,7 +80,7 @@ class Status:
             self._state, self._note = state, note
 
     def resume(self, finished: int, position: Timestamp, earliest: Timestamp) -> None:
-        """Take over what the checkpoint says; leader epochs are in the journal."""
+        """Begin at a place; its leader epochs are in the journal."""
         position = known(position, self.journal.read)
         with self._lock:
             self.finished, self.position, self.earliest, self._state = finished, position, earliest, "RUNNING"
@@ -207,7 +130,7 @@ class Status:
         self._keep(self.journal)
 
     def settle_batch(self, end: Timestamp, batch: SizedBatch | None) -> None:
-        """What a micro-batch has read is of one log; on disk before any of its ends is sent.
+        """What a micro-batch has read is of one log; kept before any of its ends is sent.
 
         Args:
             end: with leader epochs.
@@ -237,7 +160,7 @@ class Status:
         self._keep(journal)
 
     def finish_empty(self, end: Timestamp) -> None:
-        """Settle that micro-batch 0 is empty; on disk before anybody hears of it."""
+        """Settle that micro-batch 0 is empty; kept before anybody hears of it."""
         self.journal.nothing_to_read = end.offsets()
         self._keep(self.journal)
         with self._lock:

@@ -28,8 +28,8 @@ from keytide.settings.settings import SecuritySettings
 from keytide.wire.messages import BuildSampled
 from streaming.drivers import failures
 from streaming.drivers.engine import TASKS_PER_CORE, SparkEngine
+from streaming.drivers.failures import StoppedError
 from streaming.drivers.lifecycle import Driver, MetadataFollower, run_driver
-from streaming.drivers.progress import StoppedError
 from streaming.sample.sampling import ROW, Definitions, SampleResult, sample_blocks, sample_rows, spread
 from streaming.stages.source_reader import OffsetsLostError
 

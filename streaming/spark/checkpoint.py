@@ -2,11 +2,12 @@
 
 Theory of operation
 ===================
-A checkpoint folder (Spark 4.0.0; the formats have been the same since 2.1) has
+Where a build goes on is in its journal (`streaming.drivers.journal`), so each start of its query gets an
+empty folder, and begins where the journal says. What it plans from there is in the checkpoint only. A folder
+(Spark 4.0.0; the formats have been the same since 2.1) has
 
     sources/0/0    written once, before the first micro-batch: the offsets that reading began at
     offsets/<n>    written before micro-batch n runs: the offsets that it ends at (exclusive)
-    commits/<n>    written after foreachBatch has returned for micro-batch n
 
 (Micro-batches here are Spark's: the driver cuts them, `streaming.core.sizing`.)
 
@@ -27,7 +28,6 @@ from typing import NamedTuple
 
 from keytide.errors import KeytideError
 from keytide.model.timestamp import Timestamp
-from streaming.core.sizing import SizedBatch
 
 VERSION = "v1"
 
@@ -36,12 +36,6 @@ class CheckpointError(KeytideError):
     """The checkpoint is not in the form that this release reads; the build must start anew."""
 
     problem_type = "checkpoint-unreadable"
-
-
-class CheckpointLostError(KeytideError):
-    """The checkpoint is not on this machine; the build must begin again."""
-
-    problem_type = "checkpoint-lost"
 
 
 class Extent(NamedTuple):
@@ -93,56 +87,28 @@ class Checkpoint:
 
     Args:
         folder: the query's `checkpointLocation`, on a file system of this machine.
-        first: number of the query's first micro-batch in the build: 1 when a table comes before it. Numbers
-            here are always the build's.
     """
 
-    def __init__(self, folder: Path, topic: str, topic_id: str = "", first: int = 0) -> None:
+    def __init__(self, folder: Path, topic: str, topic_id: str = "") -> None:
         self.folder = folder
-        self.first = first
         self._topic = topic
         self._topic_id = topic_id
-
-    def planned(self) -> int:
-        """Number of the newest micro-batch whose range is fixed, -1 when none."""
-        return self._newest("offsets")
-
-    def committed(self) -> int:
-        """Number of the newest micro-batch that is finished, -1 when none."""
-        return self._newest("commits")
 
     def begin(self) -> Timestamp | None:
         """Where reading began; None before the first start."""
         return self._read(self.folder / "sources" / "0" / "0")
 
     def range(self, batch: int) -> Range:
-        """The offsets of a planned micro-batch.
+        """The offsets of what Spark has planned as its micro-batch `batch`.
 
         Raises:
             CheckpointError: it is not planned, or the one before it was purged.
         """
-        number = batch - self.first
-        start = self.begin() if number == 0 else self._read(self.folder / "offsets" / str(number - 1))
-        end = self._read(self.folder / "offsets" / str(number))
+        start = self._read(self.folder / "offsets" / str(batch - 1)) if batch else self.begin()
+        end = self._read(self.folder / "offsets" / str(batch))
         if start is None or end is None:
             raise CheckpointError(f"{self.folder} does not say what micro-batch {batch} covers")
         return Range(start, end)
-
-    def newest(self) -> SizedBatch | None:
-        """The newest planned micro-batch; None when none is. Drivers of releases that did not cut what Spark
-        planned may have sent its ends."""
-        number = self.planned()
-        if number < 0:
-            return None
-        start, end = self.range(number)
-        return SizedBatch(number, start.offsets(), end.offsets(), done=self.committed() >= number)
-
-    def _newest(self, log: str) -> int:
-        try:
-            names = [entry.name for entry in (self.folder / log).iterdir()]
-        except FileNotFoundError:
-            return -1
-        return max((self.first + int(name) for name in names if name.isdigit()), default=-1)
 
     def _read(self, file: Path) -> Timestamp | None:
         try:

@@ -26,8 +26,8 @@ from keytide.process.sync_points import reach
 from keytide.process.worker import Worker, logged
 from keytide.wire.messages import JobProgress
 from streaming.drivers.engine import SparkEngine
+from streaming.drivers.failures import StoppedError
 from streaming.drivers.lifecycle import Driver, MetadataFollower
-from streaming.drivers.progress import StoppedError
 from streaming.slices.pins import Pin
 from streaming.verify import report
 from streaming.verify.documents import VerificationContext, VerificationResult

@@ -36,8 +36,7 @@ from keytide.settings.settings import SecuritySettings, Settings
 from projector.core.projection import SourceBatch
 from streaming.core.rate import TokenBucket
 from streaming.drivers.engine import POLL_S, TASKS_PER_CORE, SparkEngine
-from streaming.drivers.failures import BuildImpossibleError
-from streaming.drivers.progress import StoppedError
+from streaming.drivers.failures import BuildImpossibleError, StoppedError
 from streaming.spark.checkpoint import Extent
 from streaming.stages.source_reader import read_extent
 from streaming.stages.tasks import two_stages

@@ -47,6 +47,7 @@ from keytide.model.timestamp import Timestamp
 from keytide.model.topics import Topics
 from keytide.wire.columns import heard_ids, heard_offsets, unpack
 from keytide.wire.messages import Assembler, BatchEnd, BuildProgress, PutChunk, RemovalChunk, decode
+from streaming.drivers.journal import Journal
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -252,7 +253,9 @@ class Build:
         self._producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "enable.idempotence": True})
         self.slices: dict[str, int] = {}
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap})
-        new = [NewTopic(name, 1, 1) for name in (self.topics.metadata, self.topics.reports)]
+        new = [
+            NewTopic(name, 1, 1) for name in (self.topics.metadata, self.topics.reports, self.topics.builds)
+        ]
         info = admin.describe_topics(TopicCollection([self.source.topic]))[self.source.topic].result(30)
         self.keyspace = KeyspaceRecord(self.source.topic, str(info.topic_id), self.source.partitions, 1)
         self.put(self.keyspace)
@@ -320,10 +323,12 @@ class Build:
             assert time.monotonic() < deadline, self.log.read_text()[-3000:]
             time.sleep(0.02)
 
+    def journal(self) -> Journal:
+        kept = [value for _, _, value in self.records(self.topics.builds)]
+        return msgspec.json.decode(kept[-1], type=Journal) if kept else Journal()
+
     def batches_done(self) -> int:
-        """Micro-batches that Spark has committed."""
-        commits = self.folder / "builds" / BUILD / "checkpoint" / "commits"
-        return sum(entry.name.isdigit() for entry in commits.iterdir()) if commits.exists() else 0
+        return self.journal().finished + 1
 
     def records(self, topic: str) -> Iterator[tuple[int, int, bytes]]:
         """(partition, offset, value) of everything in a topic."""
@@ -432,9 +437,8 @@ def test_kills_and_restarts_change_nothing(kafka: EmbeddedKafka, source: Source,
             "KEYTIDE_TOPICS__SEGMENT_TARGET_BYTES": "5000",
         },
     )
-    offsets = tmp_path / "builds" / BUILD / "checkpoint" / "offsets"
     with build.driver() as process:
-        build.wait_until(process, lambda: (offsets / "1").exists())
+        build.wait_until(process, lambda: build.batches_done() > 0)
         process.send_signal(signal.SIGKILL)
         process.wait()
     source.write(changes(4, 1_000))

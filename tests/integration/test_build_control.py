@@ -172,7 +172,7 @@ def test_13_cancel_leaves_nothing_behind(world: World) -> None:
     assert groups() - before_groups <= {"keytide.projector"}, "(which is there from its first commit on)"
     data = Path(world.cluster.data_dir)
     folder = data / "coordinator" / "builds" / build
-    wait_for(lambda: [one.name for one in folder.iterdir()] == ["driver.log"], "its checkpoint is gone")
+    wait_for(lambda: [one.name for one in folder.iterdir()] == ["driver.log"], "what it had there is gone")
 
     def kept() -> list[Path]:
         return [one for node in data.glob("node-*") for one in node.rglob("*") if id_ in str(one)]
@@ -295,21 +295,38 @@ def test_15_a_build_that_loses_spark_pauses_and_goes_on(world: World) -> None:
     assert world.check_at_end("sparkless", "things", _by_n) > 0
 
 
-def test_a_build_without_its_checkpoint_begins_again(world: World) -> None:
-    """As where a coordinator on another machine takes over: the folder of the driver is there, not here."""
-    build = _begin(world, "moved", rate=2_000)
+def test_a_build_goes_on_without_what_its_driver_left_on_the_machine(world: World) -> None:
+    """As where a coordinator on another machine takes over: where the build is, is in Kafka."""
+    build = _begin(world, "moved", rate=1_000)
+    wait_for(lambda: world.build_state(build)["batches"] > 0, "a micro-batch is done", 60)
     _steer(world, build, "pause")
     wait_for(lambda: not world.spark(), "the driver has ended", EFFECT_S)
+    batches = world.build_state(build)["batches"]
+    assert batches > 0
     shutil.rmtree(Path(world.cluster.data_dir) / "coordinator" / "builds" / build)
     world.throttle(build, None)
     _steer(world, build, "resume")
-    wait_for(lambda: _index(world, "moved")["build"] != build, "another build takes over", 240)
-    state = world.build_state(build)
-    assert (state["state"], state["batches"]) == ("CANCELLED", 0)
-    assert "checkpoint is not on the machine" in state["error"]
-    state = world.wait_ready(_index(world, "moved")["build"])
-    assert state["attempt"] == 1
+    state = world.wait_ready(build)
+    assert state["batches"] > batches
     assert world.check_at_end("moved", "things", _by_n) > 0
+
+
+def test_a_build_without_its_journal_begins_again(world: World) -> None:
+    build = _begin(world, "unkept", rate=2_000)
+    _steer(world, build, "pause")
+    wait_for(lambda: not world.spark(), "the driver has ended", EFFECT_S)
+    producer = Producer({"bootstrap.servers": world.bootstrap, "enable.idempotence": True})
+    producer.produce("keytide.builds", None, build)
+    assert producer.flush(30) == 0
+    world.throttle(build, None)
+    _steer(world, build, "resume")
+    wait_for(lambda: _index(world, "unkept")["build"] != build, "another build takes over", 240)
+    state = world.build_state(build)
+    assert state["state"] == "CANCELLED"
+    assert "Kafka has lost its journal" in state["error"]
+    state = world.wait_ready(_index(world, "unkept")["build"])
+    assert state["attempt"] == 1
+    assert world.check_at_end("unkept", "things", _by_n) > 0
 
 
 def _a_short_absence_ends_no_driver(world: World, build: str) -> None:

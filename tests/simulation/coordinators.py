@@ -302,7 +302,7 @@ class SimCoordinator:
             case StartDriver(build, delay, task):
                 world.clock.after(delay, lambda: self.start_driver(build, task))
             case RemoveBuildFolder(build):
-                world.checkpoints.pop(build, None)
+                world.remains.pop(build, None)
             case _:
                 raise TypeError(job)
 

@@ -2,7 +2,7 @@
 
 The order of its steps is the real one, of `streaming.backfill.course` and `streaming.backfill.batches`, on
 the real `streaming.drivers.progress.Status` and `streaming.core`. Made here are Spark (its plan, its
-checkpoint, its tasks and their attempts) and Kafka: what takes its time there is done in turns, so that
+tasks and their attempts) and Kafka: what takes its time there is done in turns, so that
 everything else goes on in between.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -29,10 +28,12 @@ from streaming.core.log_identity import ReadLostError
 from streaming.core.micro_batches import SettledBatch, SliceTarget
 from streaming.core.sizing import SizedBatch, Sizing
 from streaming.core.versions import Offsets
-from streaming.drivers.failures import diagnose, source_changed
-from streaming.drivers.lifecycle import Outage, exit_status
-from streaming.drivers.progress import DriverTotals, Status, StoppedError
-from streaming.spark.checkpoint import CheckpointLostError, Range
+from streaming.drivers.failures import StoppedError, diagnose, source_changed
+from streaming.drivers.journal import Journal, JournalLostError
+from streaming.drivers.lifecycle import exit_status
+from streaming.drivers.outage import Outage
+from streaming.drivers.progress import Status
+from streaming.spark.checkpoint import Range
 from tests.simulation import seeding
 from tests.simulation.kafka import Reader
 from tests.simulation.mishaps import machine_of
@@ -55,43 +56,39 @@ AWAY_S = 1.0
 
 
 @dataclass(slots=True)
-class Checkpoint:
-    """What survives a driver: what Spark has planned, and the driver's journal.
+class Remains:
+    """What survives the drivers of a build.
 
     Attributes:
-        first: as in `streaming.spark.checkpoint.Checkpoint`.
-        began: where reading began.
-        planned: the newest batch that Spark has planned: its number in the build, and its offsets.
-        committed: number of the newest that is done.
         runs: starts so far.
         zombies: what tasks of drivers that died may still send.
         journal: as it was kept last.
+        holder: the start that has loaded it last, the only one that may keep.
     """
 
-    first: int = 0
-    began: Timestamp | None = None
-    planned: tuple[int, Range] | None = None
-    committed: int = -1
     runs: int = 0
     zombies: list[Message] = field(default_factory=list)
     attempts: int = 0
     journal: bytes = b""
+    holder: int = 0
 
-    def load(self) -> DriverTotals:
-        return msgspec.json.decode(self.journal, type=DriverTotals) if self.journal else DriverTotals()
 
-    def keep(self, journal: DriverTotals) -> None:
-        self.journal = msgspec.json.encode(journal)
+class SimJournal:
+    """The journal in Kafka, as one start of the driver has it (`streaming.drivers.journal.KafkaJournal`)."""
 
-    def begin(self) -> Timestamp | None:
-        return self.began
+    def __init__(self, remains: Remains, run: int) -> None:
+        self._remains = remains
+        self._run = run
 
-    def newest(self) -> SizedBatch | None:
-        if self.planned is None:
-            return None
-        number, covered = self.planned
-        done = self.committed >= number
-        return SizedBatch(number, covered.start.offsets(), covered.end.offsets(), done=done)
+    def load(self) -> Journal:
+        self._remains.holder = self._run
+        kept = self._remains.journal
+        return msgspec.json.decode(kept, type=Journal) if kept else Journal()
+
+    def keep(self, journal: Journal) -> None:
+        if self._remains.holder != self._run:
+            raise RetryableError("another driver works on the build")
+        self._remains.journal = msgspec.json.encode(journal)
 
 
 class Sending(NamedTuple):
@@ -124,7 +121,7 @@ class SparkError(Exception):
     """What Spark says of a query that failed."""
 
 
-FAILURES = (CallerError, RetryableError, ReadLostError, CheckpointLostError, SparkError)
+FAILURES = (CallerError, RetryableError, ReadLostError, JournalLostError, SparkError)
 """In which a driver may end; anything else is a bug."""
 
 
@@ -135,16 +132,18 @@ class SimDriver:
     task: DriverTask = "backfill"
     build: BuildRecord
 
-    def __init__(self, world: World, build: str, checkpoint: Checkpoint, term: int) -> None:
+    def __init__(self, world: World, build: str, remains: Remains, term: int) -> None:
         self.world = world
         self.term = term
         self.name = build
-        self.checkpoint = checkpoint
-        checkpoint.runs += 1
-        self._run = str(checkpoint.runs)
+        self.remains = remains
+        remains.runs += 1
+        self._attempt = term, remains.runs
+        self._run = str(remains.runs)
         self._reader = Reader(world.kafka)
         self._reader.read()
-        self._status = Status(checkpoint)
+        self._status = Status()
+        self._status.take_over(SimJournal(remains, remains.runs))
         self.status = core.EXIT_PASSED
         self._left: list[Message] = []
         self._sending: Sending | None = None
@@ -190,8 +189,8 @@ class SimDriver:
         for _ in range(1 + chance.below(5) if world.storm else 1 << 30):
             if self._over:
                 break
-            if self._left and self.checkpoint.zombies and chance.happens(0.3):
-                self._append(*self.checkpoint.zombies.pop(0))
+            if self._left and self.remains.zombies and chance.happens(0.3):
+                self._append(*self.remains.zombies.pop(0))
             elif self._queried and not self._idle:
                 self._follow_query()
             else:
@@ -218,16 +217,15 @@ class SimDriver:
     async def _work(self) -> None:
         """As `streaming.backfill.driver.BackfillDriver` does."""
         self.follow()
-        catalog, checkpoint, source = self._reader.catalog, self.checkpoint, self.world.kafka.source
+        catalog, source = self._reader.catalog, self.world.kafka.source
         keyspace = catalog.keyspace(KEYSPACE)
         assert keyspace is not None
         self._expected = keyspace.topic_id, PARTITIONS
         self.check()
         indexes = [(name, catalog.index(name)) for name in self.build.indexes]
         slices = {name: self.build.slices_of(index) for name, index in indexes if index is not None}
-        checkpoint.first = 1 if self.build.origin or self.build.seed else 0
         beginning = dict.fromkeys(source.ends(), 0)
-        take_up(self.build, keyspace, self._status, checkpoint, lambda: beginning, Path(self.name))
+        take_up(self.build, keyspace, self._status, lambda: beginning)
         self._plan = BuildPlan(self.name, self._run, KEYSPACE, keyspace.topic_id, (), slices)
         sizing = Sizing(LARGEST, 1, 1.0, self._status.journal.size)
         self._batches = Batches(self._plan, self._status, sizing, self, self, self.wait, self._pace)
@@ -241,11 +239,11 @@ class SimDriver:
         an end before its chunks, but slices do not rely on it (R22): one that lacks some may come."""
         chance, sending, left = self.world.chance, self._sending, self._left
         landing = [one for one in left[:6] if chance.happens(0.6)]
-        self.checkpoint.zombies += landing
-        if sending is not None:
+        self.remains.zombies += landing
+        if sending is not None and self.remains.holder == self._attempt[1]:
             missing = {one[:2] for one in left if one in sending.chunks and one not in landing}
             ends = [end for end in self._ends(sending) if end[:2] in missing]
-            self.checkpoint.zombies += [end for end in ends if chance.happens(0.6)]
+            self.remains.zombies += [end for end in ends if chance.happens(0.6)]
             if not sending.table:
                 start, end = (at.offsets() for at in sending.covered)
                 self._status.settle_batch(self._status.journal.read, SizedBatch(sending.number, start, end))
@@ -275,7 +273,7 @@ class SimDriver:
         return self._read / SECOND
 
     def tell(self) -> None:
-        self.world.report(self._status.report(self.name, self._run, self.now))
+        self.world.report(self._status.report(self.name, self._run, self.now, self._attempt))
 
     async def begin_spark(self, table: bool) -> None:
         await Turn()
@@ -314,30 +312,20 @@ class SimDriver:
         self._queried = False
 
     async def _stream(self) -> None:
-        """As Spark runs a query: what is planned is done again until it is committed; then the next."""
-        checkpoint = self.checkpoint
+        """As Spark runs a query: from where the build is, one plan after the other."""
+        start = self._status.position
         while True:
-            planned = self._planned()
+            planned = self._plan_from(start)
             if planned is None:
                 self._idle = True
             else:
-                await self._batches.run(planned[1])
-                checkpoint.committed = planned[0]
+                await self._batches.run(planned)
+                start = planned.end
             await Turn()
 
-    def _planned(self) -> tuple[int, Range] | None:
-        """The batch to run, None when there is nothing to read."""
-        world, checkpoint, chance = self.world, self.checkpoint, self.world.chance
-        topic_id = self._plan.topic_id
-        if checkpoint.began is None:
-            origin = self.build.origin
-            offsets = origin.offsets if origin else dict.fromkeys(range(PARTITIONS), 0)
-            checkpoint.began = Timestamp.of(offsets, topic_id)
-        if checkpoint.planned is not None and checkpoint.committed < checkpoint.planned[0]:
-            return checkpoint.planned
-        number, start = checkpoint.first, checkpoint.began
-        if checkpoint.planned is not None:
-            number, start = checkpoint.planned[0] + 1, checkpoint.planned[1].end
+    def _plan_from(self, start: Timestamp) -> Range | None:
+        """What to read next, None when there is nothing."""
+        world, chance = self.world, self.world.chance
         ends, begin = world.kafka.source.ends(), start.offsets()
         if any(ends[p] < begin[p] for p in ends):
             raise SparkError("PARTITION_OFFSET_CHANGED")
@@ -346,8 +334,7 @@ class SimDriver:
         if not (world.plan.paced and world.healed):
             most = 6 if world.storm else LARGEST
             ends = {p: min(ends[p], begin[p] + 1 + chance.below(most)) for p in range(PARTITIONS)}
-        checkpoint.planned = number, Range(start, Timestamp.of(ends, topic_id))
-        return checkpoint.planned
+        return Range(start, Timestamp.of(ends, self._plan.topic_id))
 
     # --- Kafka --------------------------------------------------------------------------------------------
 
@@ -407,11 +394,11 @@ class SimDriver:
         async def turn() -> None:
             await Turn()
 
-        (name,), checkpoint, plan = self.build.indexes, self.checkpoint, self._plan
+        (name,), remains, plan = self.build.indexes, self.remains, self._plan
         index = self._reader.catalog.index(name)
         assert index is not None
-        checkpoint.attempts += 1
-        build = self.name, self._run, f"a{checkpoint.attempts}"
+        remains.attempts += 1
+        build = self.name, self._run, f"a{remains.attempts}"
         outcome, end, messages = await seeding.read(
             self.world, lambda: self._reader.catalog, build, index, self.build.seed, goal, turn
         )
@@ -447,7 +434,7 @@ class SimDriver:
                 _, losing = self._task(batch, versions[task::TASKS])
                 kept = [one for one in losing if chance.happens(0.6)]
                 if chance.happens(0.5):
-                    self.checkpoint.zombies += kept
+                    self.remains.zombies += kept
                 else:
                     streams.append(kept)
         self._left = self._interleave(streams)
@@ -459,8 +446,8 @@ class SimDriver:
 
     def _task(self, batch: int, shares: list[list[Version]]) -> tuple[str, list[Message]]:
         """One attempt: the newest version per document of the task's share (its partitions), by slice."""
-        self.checkpoint.attempts += 1
-        attempt = f"a{self.checkpoint.attempts}"
+        self.remains.attempts += 1
+        attempt = f"a{self.remains.attempts}"
         heard = [
             sorted({version.id: version for version in share}.values(), key=lambda version: version.offset)
             for share in shares

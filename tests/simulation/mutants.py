@@ -39,6 +39,7 @@ from projector.service.reports import ProjectorReporter
 from projector.service.sender import QueueSender
 from streaming.core import micro_batches as streaming_core
 from streaming.core import sizing as pieces
+from streaming.drivers.journal import Journal
 from tests.memory_store import store as memory
 from tests.simulation import coordinators, drivers, kafka, nodes
 from tests.simulation.planting import Mutant, Patches
@@ -291,6 +292,15 @@ def commit_unfenced(patches: Patches) -> None:
         return True
 
     patches.put(kafka.Kafka, "commit", commit)
+
+
+@mutant("R54", "the driver of a deposed leader goes on writing the journal of its build")
+def keep_unfenced(patches: Patches) -> None:
+    def keep(self: drivers.SimJournal, journal: Journal) -> None:
+        self._remains.holder = self._run
+        _keep(self, journal)
+
+    _keep = patches.put(drivers.SimJournal, "keep", keep)
 
 
 @mutant("R3, fence", "a deposed leader writes into the dictionary")
@@ -556,11 +566,9 @@ def begin_as_large_again(patches: Patches) -> None:
 
 @mutant("Stuck", "each driver begins where the build began")
 def throw_away_what_is_done(patches: Patches) -> None:
-    def begin(self: drivers.SimDriver, world: Any, build: str, checkpoint: Any, term: int) -> None:
-        journal = checkpoint.load()
-        journal.newest = checkpoint.planned = checkpoint.began = None
-        checkpoint.committed = -1
-        checkpoint.keep(journal)
-        _begin(self, world, build, checkpoint, term)
+    def load(self: drivers.SimJournal) -> Journal:
+        journal: Journal = _load(self)
+        journal.newest = None
+        return journal
 
-    _begin = patches.put(drivers.SimDriver, "__init__", begin)
+    _load = patches.put(drivers.SimJournal, "load", load)

@@ -41,7 +41,7 @@ from tests.simulation.clock import Clock
 from tests.simulation.consumers import Group
 from tests.simulation.coordinators import SimCoordinator
 from tests.simulation.copying import SimFillings
-from tests.simulation.drivers import Checkpoint, SimDriver, SimSampler
+from tests.simulation.drivers import Remains, SimDriver, SimSampler
 from tests.simulation.kafka import Kafka, Reader
 from tests.simulation.mishaps import KilledError, Mishaps
 from tests.simulation.nodes import Reopenable, SimNode
@@ -87,6 +87,7 @@ class World:
         fillings: node -> what is there of copies that are not whole.
         copy_ids: of what is on a disk and was filled from another node's.
         machines: names of all nodes.
+        cut_off: drivers of coordinators that were deposed, and do not know it yet.
         left: stores of copies whose slices were in order, and which the dictionary did not name any more.
         truth: the dictionary as it is, which no part of the cluster knows.
         seen: what has happened how often.
@@ -115,8 +116,9 @@ class World:
         self.damaged: set[tuple[str, SliceKey]] = set()
         self.left: set[SliceStore] = set()
         self.aside: set[tuple[str, SliceKey]] = set()
-        self.checkpoints: dict[str, Checkpoint] = {}
+        self.remains: dict[str, Remains] = {}
         self.drivers: dict[str, SimDriver | SimSampler] = {}
+        self.cut_off: list[SimDriver] = []
         self.truth = Reader(self.kafka)
         self._control_term = 0
         self._late: dict[str, int] = {}
@@ -373,8 +375,8 @@ class World:
         if task == "sample":
             self.drivers[build] = SimSampler(self, build, owner.term)
             return
-        checkpoint = self.checkpoints.setdefault(build, Checkpoint())
-        self.drivers[build] = SimDriver(self, build, checkpoint, owner.term)
+        remains = self.remains.setdefault(build, Remains())
+        self.drivers[build] = SimDriver(self, build, remains, owner.term)
 
     def stop_driver(self, build: str, term: int) -> None:
         """A coordinator stops its own drivers only."""
@@ -391,6 +393,7 @@ class World:
             elif not driver.step():
                 self.drivers.pop(build, None)
                 self._exited(build, driver.status, driver.task)
+        self.cut_off = [driver for driver in self.cut_off if driver.step()]
 
     def _exited(self, build: str, status: int, task: DriverTask) -> None:
         self.leader.tell(DriverExited(build, status, "", self.leader.now, task))
@@ -586,11 +589,22 @@ class World:
 
     def depose(self) -> None:
         """A new leader takes over; the old one does not know yet."""
+        self._end_cut_off()
+        for build, driver in sorted(self.drivers.items()):
+            if isinstance(driver, SimDriver) and driver.term % 2:  # they go on until their coordinator knows
+                self.cut_off.append(driver)
+                del self.drivers[build]
+            else:
+                self.stop_driver(build, driver.term)
+        self.coordinators.append(SimCoordinator(self))
+
+    def _end_cut_off(self) -> None:
+        """Coordinators that were deposed end, and their drivers with them."""
         for old in self.coordinators[:-1]:
             old.stop()
-        for build, driver in sorted(self.drivers.items()):  # they die with their coordinator
-            self.stop_driver(build, driver.term)
-        self.coordinators.append(SimCoordinator(self))
+        for driver in self.cut_off:
+            driver.crash()
+        self.cut_off.clear()
 
     def _expire(self) -> None:
         """Everything stops at once, and comes back when Kafka has removed what it keeps for a time only."""
@@ -604,14 +618,13 @@ class World:
         for node in self.nodes.values():
             node.crash()
         self.depose()
-        self.coordinators[-2].stop()
+        self._end_cut_off()
 
     def _heal(self) -> None:
         self.storm, self.healed = False, True
         self.mishaps.end()
         self.note("healed")
-        for old in self.coordinators[:-1]:
-            old.stop()
+        self._end_cut_off()
         for node in self.nodes.values():
             node.silent_until = node.late_until = 0
         for partition in range(PARTITIONS):

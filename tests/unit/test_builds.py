@@ -12,7 +12,7 @@ from coordinator.builds.registry import FINAL, TRANSITIONS, BuildLimits, BuildRu
 from coordinator.catalog.dictionary import NoSuchIndexError
 from coordinator.catalog.placement import TooFewNodesError, counts, place
 from coordinator.catalog.registry import ConflictError
-from coordinator.core.drivers import CHECKPOINT_LOST, NO_ROOM, READ_LOST, SEED_UNFIT
+from coordinator.core.drivers import JOURNAL_LOST, NO_ROOM, READ_LOST, SEED_UNFIT
 from coordinator.core.events import DriverExited, PrepareFailed, Reported, SourceSampled, TopicsDeleted
 from coordinator.core.instructions import (
     DeleteTopics,
@@ -36,7 +36,7 @@ from keytide.errors import CallerError
 from keytide.model.timestamp import Place, Timestamp
 from keytide.model.topics import Topics
 from keytide.wire.messages import QUEUE_UNAVAILABLE, BuildEnd, BuildProgress, PartitionProgress, Progress
-from streaming.core.micro_batches import EXIT_CHECKPOINT_LOST, EXIT_READ_LOST, EXIT_SEED_UNFIT
+from streaming.core.micro_batches import EXIT_JOURNAL_LOST, EXIT_READ_LOST, EXIT_SEED_UNFIT
 from tests.unit.leader_world import BACKFILL, CREATE, MUTATIONS, World, backfilled, facts, started
 
 MINUTE = 60_000
@@ -407,13 +407,13 @@ def test_a_build_that_was_begun_too_often_fails_and_says_what_to_do() -> None:
     assert build.error.endswith("build again")
 
 
-def test_a_driver_without_its_checkpoint_has_its_build_begun_again() -> None:
+def test_a_driver_without_its_journal_has_its_build_begun_again() -> None:
     world = started(World())
-    exits = {EXIT_READ_LOST, EXIT_CHECKPOINT_LOST, EXIT_SEED_UNFIT}
-    assert {READ_LOST, CHECKPOINT_LOST, SEED_UNFIT} == exits == set(BEGIN_AGAIN)
-    world.handle(DriverExited("b8", CHECKPOINT_LOST, "a trace", world.now))
+    exits = {EXIT_READ_LOST, EXIT_JOURNAL_LOST, EXIT_SEED_UNFIT}
+    assert {READ_LOST, JOURNAL_LOST, SEED_UNFIT} == exits == set(BEGIN_AGAIN)
+    world.handle(DriverExited("b8", JOURNAL_LOST, "a trace", world.now))
     assert (world.build("b8").state, world.index("by_city").state) == ("CANCELLED", "DEFERRED")
-    assert "checkpoint is not on the machine" in world.build("b8").error
+    assert "Kafka has lost its journal" in world.build("b8").error
 
 
 def test_what_has_been_read_is_looked_for_when_the_driver_has_passed() -> None:

@@ -16,9 +16,8 @@ from keytide.settings.settings import load_settings
 from streaming.core import micro_batches as core
 from streaming.core.log_identity import ReadLostError
 from streaming.drivers import lifecycle
-from streaming.drivers.failures import BuildImpossibleError
-from streaming.drivers.progress import StoppedError
-from streaming.spark.checkpoint import CheckpointLostError
+from streaming.drivers.failures import BuildImpossibleError, StoppedError
+from streaming.drivers.journal import JournalLostError
 
 
 class Program(lifecycle.Driver):
@@ -74,7 +73,7 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
         (RuntimeError("?"), core.EXIT_RETRY, "again: driver-failed: ?"),
         (BuildImpossibleError("it is gone"), core.EXIT_NEVER, "never: build-impossible: it is gone"),
         (ReadLostError("from 3 on"), core.EXIT_READ_LOST, "again: read-lost: from 3 on"),
-        (CheckpointLostError("no folder"), core.EXIT_CHECKPOINT_LOST, "checkpoint-lost: no folder"),
+        (JournalLostError("no folder"), core.EXIT_JOURNAL_LOST, "checkpoint-lost: no folder"),
     ],
 )
 def test_each_end_has_its_status_and_is_said(

@@ -11,6 +11,7 @@ from coordinator.election import claim as election
 from coordinator.election.claim import FencedError, MetadataWriter
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import TermRecord
+from keytide.kafka import fenced_writer
 from keytide.kafka.admin import KafkaUnavailableError
 from keytide.settings.settings import Settings, load_settings
 
@@ -75,7 +76,7 @@ class World:
         self.producers: list[Refusing] = []
         self.offsets: list[int] = []
         self._errors, self._terms = [*errors], terms
-        monkeypatch.setattr(election, "producer", self._producer)
+        monkeypatch.setattr(fenced_writer, "producer", self._producer)
         monkeypatch.setattr(election, "read_catalog", self._read)
         self.writer = MetadataWriter(load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0}))
 

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, TopicCollection
 
-from coordinator.election.claim import TRANSACTION_TIMEOUT_MS, MetadataWriter
+from coordinator.election.claim import MetadataWriter
 from keytide.errors import InvariantViolationError
 from keytide.kafka import clients as kafka_clients
 from keytide.kafka.admin import admin, client_config
 from keytide.kafka.clients import AdminClient
+from keytide.kafka.fenced_writer import TRANSACTION_TIMEOUT_MS
 from keytide.kafka.topics import consumer, producer
 from keytide.settings.settings import load_settings
 from tests.unit.test_style import PRODUCT, named, sources, tree

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -19,8 +18,8 @@ from streaming.core import log_identity
 from streaming.core import micro_batches as core
 from streaming.core.sizing import Sizing
 from streaming.core.versions import Offsets
-from streaming.drivers.progress import DriverTotals, Status
 from streaming.spark.checkpoint import Range
+from tests.unit.kept_journal import KeptJournal
 
 
 def log(*branches: tuple[int, int], leader: int | None = None) -> LogHistory:
@@ -141,9 +140,9 @@ class Reading(Batches):
         looks: what looks at the source show, the last one for ever.
     """
 
-    def __init__(self, folder: Path, *looks: LogHistory) -> None:
+    def __init__(self, *looks: LogHistory) -> None:
         self.readings = 0
-        self.status = Status(folder / "progress.json")
+        self.status = KeptJournal().status()
         self._looks = list(looks)
         self._time = 0.0
         plan = BuildPlan("b", "r", "s", "T", (), {})
@@ -170,45 +169,44 @@ class Reading(Batches):
         return run_through(self._checked_history(COVERED.end, before))
 
 
-def test_a_batch_is_read_again_when_its_leader_has_changed(tmp_path: Path) -> None:
-    one = Reading(tmp_path, log((0, 3), (1, 9)))
+def test_a_batch_is_read_again_when_its_leader_has_changed() -> None:
+    one = Reading(log((0, 3), (1, 9)))
     assert one.batch(log((0, 9))) == (OUTCOME, at(7, 1))
     assert one.readings == 2
-    one = Reading(tmp_path, *(log((0, 3), (epoch, 9)) for epoch in range(1, 9)))
+    one = Reading(*(log((0, 3), (epoch, 9)) for epoch in range(1, 9)))
     with pytest.raises(RetryableError, match="changed in each"):
         one.batch(log((0, 9)))
     assert one.readings == batches.READINGS
 
 
-def test_a_batch_on_another_log_than_the_one_before_ends_the_driver(tmp_path: Path) -> None:
-    one = Reading(tmp_path, log((0, 3), (1, 9)))
+def test_a_batch_on_another_log_than_the_one_before_ends_the_driver() -> None:
+    one = Reading(log((0, 3), (1, 9)))
     one.status.settle_batch(at(5, 0), None)
     with pytest.raises(log_identity.ReadLostError, match="from 3 on"):
         one.batch(log((0, 9)))
     with pytest.raises(log_identity.ReadLostError, match="from 3 on"):
         one.look()  # the first of the next driver
-    (tmp_path / "other").mkdir()
-    one = Reading(tmp_path / "other", log((0, 1), (1, 5)))
+    one = Reading(log((0, 1), (1, 5)))
     with pytest.raises(log_identity.ReadLostError, match="ends at 5"):
         one.batch(log((0, 9)))
 
 
-def test_a_leader_that_was_replaced_is_asked_again(tmp_path: Path) -> None:
+def test_a_leader_that_was_replaced_is_asked_again() -> None:
     old, new = log((0, 9)), log((0, 2), (1, 9))
-    assert Reading(tmp_path, old, old, new).look(new) == new
+    assert Reading(old, old, new).look(new) == new
     with pytest.raises(RetryableError, match="replaced"):
-        Reading(tmp_path, old).look(new)
+        Reading(old).look(new)
     with pytest.raises(RetryableError, match="changes while"):
-        Reading(tmp_path, LogHistory("U", new.partitions)).look(new)
+        Reading(LogHistory("U", new.partitions)).look(new)
 
 
-def test_where_it_stands_is_on_disk_before_anybody_hears_of_it(tmp_path: Path) -> None:
-    status = Status(tmp_path / "progress.json")
+def test_where_it_stands_is_kept_before_anybody_hears_of_it() -> None:
+    kept = KeptJournal()
+    status = kept.status()
     status.settle_batch(at(7, 1), None)
-    again = Status(tmp_path / "progress.json")
+    again = kept.status()
     assert again.journal.read == at(7, 1)
     again.resume(3, at(7), at(0))
     assert again.report("b", "r", 0).timestamp == at(7, 1)
     again.resume(2, at(2), at(0))  # the ends were sent, and Spark has not committed the batch
     assert again.report("b", "r", 0).timestamp == at(2)
-    assert DriverTotals.load(tmp_path / "nothing").read == Timestamp()

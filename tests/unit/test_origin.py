@@ -31,7 +31,6 @@ from keytide.errors import CallerError
 from keytide.model.timestamp import TABLE_PARTITION, Place, Timestamp
 from streaming.backfill.table_origin import as_records, find_ids, starting_offsets
 from streaming.core.versions import repeated
-from streaming.spark.checkpoint import Checkpoint
 from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import Version, all_rows, chunks, key, lmdb_store, segments, state
 from tests.unit.leader_world import MUTATIONS, World, facts, started
@@ -375,24 +374,7 @@ def test_rows_become_records_with_versions_of_their_own() -> None:
     assert repeated([]).tolist() == []
 
 
-def test_the_query_is_numbered_behind_the_table(tmp_path: Path) -> None:
-    def write(folder: str, number: int, offset: int) -> None:
-        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-        (tmp_path / folder / str(number)).write_text(f'v1\n{{}}\n{{"people":{{"0":{offset}}}}}')
-
-    checkpoint = Checkpoint(tmp_path, "people", first=1)
-    assert (checkpoint.planned(), checkpoint.committed(), checkpoint.newest()) == (-1, -1, None)
-    write("sources/0", 0, 40)
-    write("offsets", 0, 60)
-    assert (checkpoint.planned(), checkpoint.committed()) == (1, -1)
-    assert checkpoint.range(1).start.offsets() == {0: 40}
-    write("commits", 0, 0)
-    write("offsets", 1, 70)
-    assert (checkpoint.planned(), checkpoint.committed()) == (2, 1)
-    assert checkpoint.range(2) == (Timestamp.of({0: 60}), Timestamp.of({0: 70}))
-    newest = checkpoint.newest()
-    assert newest is not None
-    assert (newest.reached, newest.finished) == ({0: 60}, 1)
+def test_reading_begins_at_offsets() -> None:
     assert starting_offsets("people", {1: 2, 0: 40}) == '{"people": {"0": 40, "1": 2}}'
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,8 +25,8 @@ from streaming.core.micro_batches import SettledBatch
 from streaming.core.rate import CREDIT_S, TokenBucket
 from streaming.drivers import rate_gate
 from streaming.drivers.engine import SparkEngine
-from streaming.drivers.progress import Status
 from streaming.drivers.rate_gate import RateGate
+from tests.unit.kept_journal import KeptJournal
 
 LIMIT_S = 20.0
 
@@ -199,8 +198,8 @@ def test_a_worker_that_reaches_no_gate_reads_on(gate: RateGate) -> None:
     assert gate.documents == 0
 
 
-def test_a_micro_batch_begins_with_nothing_read(gate: RateGate, tmp_path: Path) -> None:
-    status = Status(tmp_path / "progress.json")
+def test_a_micro_batch_begins_with_nothing_read(gate: RateGate) -> None:
+    status = KeptJournal().status()
     status.gate = gate
     status.begin_batch()
     gate.begin(1_000, 1)

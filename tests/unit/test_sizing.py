@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,8 +11,8 @@ from hypothesis import strategies as st
 from keytide.model.timestamp import Timestamp
 from streaming.core.micro_batches import SettledBatch
 from streaming.core.sizing import GROW, SHRINK, SizedBatch, Sizing, cut, documents
-from streaming.drivers.lifecycle import Outage
-from streaming.drivers.progress import DriverTotals, Status
+from streaming.drivers.outage import Outage
+from tests.unit.kept_journal import KeptJournal
 
 OFFSETS = st.dictionaries(st.integers(0, 5), st.integers(0, 1_000), min_size=1)
 
@@ -57,24 +56,24 @@ def test_pieces_take_about_as_long_as_they_should() -> None:
     assert (sizing.limited(0), sizing.limited(100), sizing.limited(1_000_000)) == (20_000, 1_000, 20_000)
 
 
-def test_what_is_written_down_comes_first_and_once(tmp_path: Path) -> None:
-    file = tmp_path / "progress.json"
-    status = Status(file)
+def test_what_is_written_down_comes_first_and_once() -> None:
+    kept = KeptJournal()
+    status = kept.status()
     piece = SizedBatch(3, {0: 5}, {0: 9})
     status.settle_batch(Timestamp.of({0: 9}), piece)
-    assert b'"piece":{' in file.read_bytes(), "as earlier releases call it"
-    journal = DriverTotals.load(file)
+    assert b'"piece":{' in kept.data, "as earlier releases call it"
+    journal = kept.load()
     assert (journal.pending, journal.finished) == (piece, 2)
     status.resume(2, Timestamp.of(piece.reached), Timestamp())
     assert not status.try_close(lambda _: True), "some slices may have it"
     status.finish_batch(3, Timestamp.of({0: 9}), [], SettledBatch([], [], 4, b"", {}, {}))
-    journal = DriverTotals.load(file)
+    journal = kept.load()
     assert (journal.pending, journal.finished) == (None, 3)
     assert status.try_close(lambda _: True)
 
 
-def test_the_next_batch_is_of_what_is_planned_and_not_done(tmp_path: Path) -> None:
-    status = Status(tmp_path / "progress.json")
+def test_the_next_batch_is_of_what_is_planned_and_not_done() -> None:
+    status = KeptJournal().status()
     status.resume(-1, Timestamp.of({0: 2}), Timestamp())
     assert status.next_batch({0: 2}, {0: 2}, 10) is None, "nothing is planned"
     first = status.next_batch({0: 2}, {0: 9}, 4)
@@ -101,7 +100,7 @@ def test_what_is_away_is_sat_out_from_the_first_failure_on() -> None:
 # --- liveness -----------------------------------------------------------------------------------------------
 
 
-def backfill(folder: Path, size: int, rate: float, start_s: float, lives: Callable[[int], float]) -> int:
+def backfill(size: int, rate: float, start_s: float, lives: Callable[[int], float]) -> int:
     """Drivers that are struck, each after a while; how many it takes until all is read.
 
     Args:
@@ -110,8 +109,9 @@ def backfill(folder: Path, size: int, rate: float, start_s: float, lives: Callab
         start_s: how long a driver takes to start, and a micro-batch beside its documents.
         lives: seconds that the n-th driver lives.
     """
+    kept = KeptJournal()
     for driver in range(200):
-        status, left = Status(folder / "progress.json"), lives(driver) - start_s
+        status, left = kept.status(), lives(driver) - start_s
         sizing = Sizing(size, 1_000, 30, status.journal.size)
         at = status.journal.newest.reached if status.journal.newest else {0: 0}
         status.note_size(sizing.struck())
@@ -135,20 +135,18 @@ def backfill(folder: Path, size: int, rate: float, start_s: float, lives: Callab
 
 
 @pytest.mark.parametrize("rate", [100.0, 1_000.0, 100_000.0])
-def test_drivers_that_are_struck_get_on(tmp_path: Path, rate: float) -> None:
+def test_drivers_that_are_struck_get_on(rate: float) -> None:
     lives = [40.0, 33.0, 60.0, 31.0]
-    assert backfill(tmp_path, 40_000, rate, 10, lambda n: lives[n % 4]) < 150
+    assert backfill(40_000, rate, 10, lambda n: lives[n % 4]) < 150
 
 
-def test_a_first_micro_batch_that_is_too_large_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_first_micro_batch_that_is_too_large_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streaming.core.sizing.SHRINK", 1)
     with pytest.raises(AssertionError, match="200 drivers"):
-        backfill(tmp_path, 40_000, 1_000.0, 10, lambda _: 40.0)
+        backfill(40_000, 1_000.0, 10, lambda _: 40.0)
 
 
-def test_progress_that_is_thrown_away_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_that_is_thrown_away_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SizedBatch, "reached", property(lambda _: {0: 0}))
     with pytest.raises(AssertionError, match="200 drivers"):
-        backfill(tmp_path, 40_000, 1_000.0, 10, lambda _: 25.0)
+        backfill(40_000, 1_000.0, 10, lambda _: 25.0)

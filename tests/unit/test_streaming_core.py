@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from keytide.catalog.records import BuildRecord, KeyspaceRecord
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import BuildRecord, KeyspaceRecord, record_key
 from keytide.errors import ConfigurationError, InvariantViolationError, RetryableError
 from keytide.model.timestamp import Place, Timestamp
 from keytide.settings.settings import load_settings
 from streaming.core import micro_batches as core
 from streaming.core.micro_batches import ExtentSummary, ForeignSummary, SliceTarget, TargetSummary, settle
-from streaming.core.sizing import SizedBatch
 from streaming.drivers.failures import diagnose, source_changed
 from streaming.spark import session as spark
 from streaming.spark.checkpoint import Checkpoint, CheckpointError, parse_offsets
@@ -25,20 +25,24 @@ def share(attempt: str, chunks: dict[int, int], entries: dict[int, int], documen
     return ExtentSummary(attempt, documents, chunks, entries, {"i": {"not-json": 1}}, {})
 
 
-def test_a_folder_that_does_not_know_what_was_read_is_another_machines() -> None:
-    def forgotten(first_read_at: int, batches: int, known_at: int, begun: bool) -> bool:
+def test_a_journal_that_does_not_know_what_was_read_is_lost() -> None:
+    def forgotten(first_read_at: int, known_at: int) -> bool:
         record = BuildRecord("b8", "people", [], "BACKFILL", Timestamp(), 1)
-        record = replace(record, first_read_at=first_read_at, batches=batches)
-        return core.forgotten(record, known_at, begun)
+        return core.forgotten(replace(record, first_read_at=first_read_at), known_at)
 
-    assert forgotten(70, 0, 0, False), "micro-batch 0 may be in slices, and nobody has said so yet"
-    assert forgotten(70, 2, 0, False)
-    assert forgotten(70, 2, 70, False), "the journal alone"
-    assert not forgotten(70, 2, 70, True)
-    assert not forgotten(70, 0, 70, False), "the query has not begun"
-    assert not forgotten(0, 0, 0, False), "nor has anything"
-    assert not forgotten(0, 0, 70, False), "the report was lost"
-    assert not forgotten(0, 1, 0, False), "there was nothing to read"
+    assert forgotten(70, 0), "micro-batch 0 may be in slices, and nobody has said so yet"
+    assert not forgotten(70, 70)
+    assert not forgotten(0, 0), "nothing has begun"
+    assert not forgotten(0, 70), "the report was lost"
+
+
+def test_builds_that_are_over_are_told_from_those_to_come() -> None:
+    catalog = Catalog()
+    live = BuildRecord("b8", "people", [], "BACKFILL", Timestamp(), 1)
+    for record in (live, replace(live, id="b9", ended=True), replace(live, id="b10", state="READY")):
+        catalog.put(record_key(record), record)
+    told = {build: core.over(catalog, build, "b12") for build in ("b7", "b8", "b9", "b10", "b13", "b100")}
+    assert told == {"b7": True, "b8": False, "b9": True, "b10": True, "b13": False, "b100": False}
 
 
 def test_a_build_is_wanted_while_it_is_to_be_read_and_not_rolled_back() -> None:
@@ -143,22 +147,16 @@ def write_offsets(file: Path, offsets: dict[str, int], *, first: str = "", sourc
 
 def test_the_checkpoint_says_what_each_micro_batch_covers(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path, "src", "id")
-    assert (checkpoint.begin(), checkpoint.newest(), checkpoint.planned()) == (None, None, -1)
+    assert checkpoint.begin() is None
     write_offsets(tmp_path / "sources/0/0", {"0": 3, "1": 0}, first="\0")
-    begin = Timestamp.of({0: 3, 1: 0}, "id")
-    assert checkpoint.newest() is None
+    begin = checkpoint.begin()
+    assert begin == Timestamp.of({0: 3, 1: 0}, "id")
     write_offsets(tmp_path / "offsets/0", {"1": 7, "0": 3})
     write_offsets(tmp_path / "offsets/.0.crc", {})
-    assert (checkpoint.planned(), checkpoint.committed()) == (0, -1)
     assert checkpoint.range(0) == (begin, Timestamp.of({0: 3, 1: 7}, "id"))
     assert len(checkpoint.range(0).extents) == 1
-    assert checkpoint.newest() == SizedBatch(0, {0: 3, 1: 0}, {0: 3, 1: 7}), "planned is not done"
-    (tmp_path / "commits").mkdir()
-    (tmp_path / "commits/0").write_text("v1\n{}")
-    assert checkpoint.newest() == SizedBatch(0, {0: 3, 1: 0}, {0: 3, 1: 7}, done=True)
     for number in range(1, 12):
         write_offsets(tmp_path / "offsets" / str(number), {"0": 10 * number, "1": 7})
-    assert checkpoint.planned() == 11, "numbers are compared as numbers"
     assert checkpoint.range(11).start.offsets() == {0: 100, 1: 7}
     assert len(checkpoint.range(11).extents) == 1
     (tmp_path / "offsets/4").unlink()

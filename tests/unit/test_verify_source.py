@@ -24,7 +24,7 @@ from projector.core.projection import SourceBatch
 from streaming.core import micro_batches as core
 from streaming.drivers import lifecycle, rate_gate
 from streaming.drivers.engine import SparkEngine
-from streaming.drivers.progress import StoppedError
+from streaming.drivers.failures import StoppedError
 from streaming.slices.pins import Pin
 from streaming.spark.checkpoint import Extent
 from streaming.verify import driver, source, tasks
