@@ -164,8 +164,7 @@ class BackfillPhase:
         return out
 
     def driver_exited(self, event: DriverExited) -> list[Instruction]:
-        """The driver has ended: well (then its last report says PASSED), or it died and is started again on
-        its checkpoint."""
+        """The driver has ended: well (then its last report says PASSED), or it died and is started again."""
         record = self._registry.find(event.build, "BACKFILL")
         if record is None or self._registry.run(event.build).sampling:
             return []

@@ -11,7 +11,7 @@ Theory of operation. The way of a build (its states and how they change: `regist
                 -> for each index: every slice holds one snapshot past the load timestamp and R25's end
 
 READY, FAILED and CANCELLED are final. After a restart of the coordinator everything goes on from the record:
-a new driver on the same checkpoint, `BuildEnd` once more (it is idempotent), the same low-watermark.
+a new driver that goes on by the journal, `BuildEnd` once more (it is idempotent), the same low-watermark.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Builds:
         for record in self.registry.all():
             if record.state == "BACKFILL":
                 out.append(StartDriver(record.id))
-                text = f"build {record.id} goes on from its checkpoint"
+                text = f"build {record.id} goes on where it was"
                 out.append(Note("info", "build-resumed", record.id, text))
             elif record.state == "CATCHUP":
                 out.append(self.completion.build_end(record))

@@ -1,10 +1,10 @@
 """Builds that pause: on request, and by themselves while something is in the way. Pure.
 
-Theory of operation. A pause stops the driver; its checkpoint and the slices keep what is done, so that at
+Theory of operation. A pause stops the driver; its journal and the slices keep what is done, so that at
 most the micro-batch under way is read again. The operator's pause lasts until the operator ends it, whatever
 becomes of coordinators meanwhile. The system's own pause ends when its reason is gone:
 
-    room        the disk of the drivers' checkpoints is nearly full
+    room        the disk of the drivers' folders is nearly full
     node-room   so is the disk of a node that the build fills slices on
     kafka       the source cannot be looked at
     spark       the driver has died again and again; it is tried again after growing pauses
@@ -60,7 +60,7 @@ class BuildPausing:
         nodes: what indexer nodes say.
 
     Attributes:
-        room: the disk of the drivers' checkpoints, as last seen; None before.
+        room: the disk of the drivers' folders, as last seen; None before.
     """
 
     def __init__(self, registry: BuildRegistry, limits: BuildLimits, nodes: HeardNodes) -> None:
@@ -234,7 +234,7 @@ class BuildPausing:
         self._mark(record, "BUILDING")
         run.history.clear()
         run.pace.forget()
-        return [StartDriver(record.id), _resumed(record, "goes on from its checkpoint")]
+        return [StartDriver(record.id), _resumed(record, "goes on where it was")]
 
     def _mark(self, record: BuildRecord, state: str) -> None:
         """Indexes that are being built follow their build; those that serve while slices of them are rebuilt

@@ -51,7 +51,7 @@ class BuildLimits:
         spark_pause_ms: the first pause of a build whose driver dies again and again; doubles with each time.
         settle_ms: no build is resumed by the system earlier than this after it paused, or after a term began
             (until nodes, disks and sources have been heard).
-        driver_disk_bytes: free on the disk of the drivers' checkpoints, or builds pause.
+        driver_disk_bytes: free on the disk of the drivers' folders, or builds pause.
         node_disk_bytes: free on the disk of every node that a build fills slices on, or it pauses.
         away_ms: a source that cannot be looked at for this long has its builds pause; drivers sit out less.
         batches_ahead: micro-batches that a driver may be ahead of the slowest slice.
@@ -290,7 +290,7 @@ class BuildRegistry(Registry[BuildRecord, BuildRun]):
         return [*out, *self.finish(record)]
 
     def finish(self, record: BuildRecord) -> list[Instruction]:
-        """Forget the checkpoint of a build that is over, and the oldest finished builds."""
+        """Forget the folder of a build that is over, and the oldest finished builds."""
         indexes = self.dictionary.catalog.indexes()
         used = {build for index in indexes for build in (index.build, *index.slice_builds.values()) if build}
         over = [build for build in self.all() if build.state in FINAL]

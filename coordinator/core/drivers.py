@@ -13,7 +13,7 @@ NEVER_AGAIN: Final = 3
 READ_LOST: Final = 4
 """Exit status of a driver that has read what is not on the source's log any more."""
 JOURNAL_LOST: Final = 5
-"""Exit status of a driver that does not have the checkpoint of what its build has read."""
+"""Exit status of a driver that does not find the journal of what its build has read."""
 SEED_UNFIT: Final = 6
 """Exit status of a driver whose build cannot begin with the slices that it was to begin with."""
 NO_ROOM: Final = 74

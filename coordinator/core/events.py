@@ -147,7 +147,7 @@ class SourceAway:
 
 @dataclass(frozen=True, slots=True)
 class RoomSeen:
-    """How much is free on the disk of the drivers' checkpoints (periodic).
+    """How much is free on the disk of the drivers' folders (periodic).
 
     Attributes:
         folder: where they are.

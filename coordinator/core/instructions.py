@@ -102,7 +102,7 @@ class StopDriver:
 
 @dataclass(frozen=True, slots=True)
 class RemoveBuildFolder:
-    """Remove the checkpoint of a build that is over.
+    """Remove what the driver of a build that is over has left.
 
     Attributes:
         forgotten: its record is gone too, so its log goes with it.

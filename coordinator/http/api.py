@@ -230,7 +230,7 @@ def _add_builds(app: FastAPI, access: LeaderAccess) -> None:
 
     @app.post("/v1/builds/{build}/resume", tags=["builds"], summary="Resume a build")
     async def resume(build: str) -> Any:
-        """It goes on from its checkpoint, unless `paused` says what is in the way."""
+        """It goes on where it was, unless `paused` says what is in the way."""
         await access.change(lambda commands, now: commands.resume(build, now))
         return await access.look(_shown(build))
 

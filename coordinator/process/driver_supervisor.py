@@ -49,7 +49,7 @@ STOP_LIMIT_S = 3.0
 """A driver that is asked to end is killed after this: a pause takes effect within five seconds."""
 TAIL_LINES = 15
 ROOM_BYTES = 64 << 20
-"""A driver is not started with less room for its checkpoint and shuffles: on a full disk it would die without
+"""A driver is not started with less room for its shuffles: on a full disk it would die without
 a word, for its log is there too."""
 LOG_NAME = "driver.log"
 REPORT_NAME: Final = "report.json"
@@ -126,13 +126,13 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
         self.put(lambda: self._stop(build))
 
     def remove_folder(self, build: str, *, forgotten: bool = False) -> None:
-        """Remove a build's checkpoint, after its driver's end; the log stays, unless nobody knows the build
-        any more."""
+        """Remove what a build's driver has left, after its end; the log stays, unless nobody knows the build any
+        more."""
         self.put(lambda: self._remove_folder(build, forgotten))
 
     def clean(self, catalog: Catalog) -> None:
         """Remove what an earlier term did not come to: folders of builds and jobs that are forgotten,
-        checkpoints of builds that are over, and what was spilled by drivers that died with their
+        what builds that are over have left, and what was spilled by drivers that died with their
         coordinator."""
         for name in self._folders("builds"):
             build = catalog.build(name)
@@ -157,7 +157,7 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
         self.put(lambda: shutil.rmtree(self.job_folder(job), ignore_errors=True))
 
     def folder(self, build: str) -> Path:
-        """The folder of a build: checkpoint and log."""
+        """The folder of a build: log, and what its driver spills."""
         return self._settings.data_dir / "builds" / build
 
     def job_folder(self, job: str) -> Path:
@@ -268,8 +268,8 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
         self._clear(build)
 
     def _clear(self, id_: str) -> None:
-        """Remove what the driver of a build or job has spilled, if it could not: it is no part of a
-        checkpoint. Where another coordinator's driver has the lock by now, it is that one's."""
+        """Remove what the driver of a build or job has spilled, if it could not. Where another coordinator's
+        driver has the lock by now, it is that one's."""
         for folder in (self.job_folder(id_), self.folder(id_)):
             with contextlib.ExitStack() as held:
                 try:

@@ -214,7 +214,7 @@ class CoordinatorService:
         self._writer.stop()
 
     def stop(self) -> None:
-        """Stop the loop, drivers and threads, and say so. Builds go on from their checkpoints when a
+        """Stop the loop, drivers and threads, and say so. Builds go on where they were when a
         coordinator starts again."""
         self._loop.close()
         self._sources.close()

@@ -148,7 +148,7 @@ class KafkaJournal:
         with self._lock:
             try:
                 self._writer.fence()
-                found = self._read()
+                found = read_journals(self._settings)
                 self._kept = found.get(self._build)
                 self._sweep(found)
             finally:
@@ -190,7 +190,7 @@ class KafkaJournal:
 
     def _check(self, data: bytes) -> None:
         """Nobody else has written: what is there is what was kept last, or (unheard) is to be kept now."""
-        if self._read().get(self._build) not in (self._kept, data):
+        if read_journals(self._settings).get(self._build) not in (self._kept, data):
             raise RetryableError(f"another driver works on build {self._build}")
 
     def _sweep(self, found: Mapping[str, bytes]) -> None:
@@ -201,30 +201,29 @@ class KafkaJournal:
             with contextlib.suppress(KafkaUnavailableError, ShutOutError):
                 self._writer.write([(one, None) for one in gone])
 
-    def _read(self) -> dict[str, bytes]:
-        """All journals.
 
-        Raises:
-            KafkaUnavailableError: they cannot be read now.
-        """
-        deadline = time.monotonic() + REQUEST_TIMEOUT_S
-        with admin(self._settings) as client:
-            # Not to where transactions of others end it now: there may be a record of this one's behind.
-            end = list_offsets(client, self._topic, [0], read_committed=False)[0]
-        found: dict[str, bytes] = {}
-        with contextlib.closing(
-            TopicReader(self._settings, self._topic, {0: 0}, fetch_wait_max_ms=READ_WAIT_MS)
-        ) as reader:
-            while reader.positions.get(0, -1) < end:
-                if time.monotonic() > deadline:
-                    raise KafkaUnavailableError(f"{self._topic} was not read to its end {end}")
-                for record in reader.poll(0.1):
-                    key, value = (record.key() or b"").decode(), record.value()
-                    if value is None:
-                        found.pop(key, None)
-                    else:
-                        found[key] = value
-        return found
+def read_journals(settings: Settings) -> dict[str, bytes]:
+    """The journals of all builds, encoded.
+
+    Raises:
+        KafkaUnavailableError: they cannot be read now.
+    """
+    topic, deadline = Topics(settings.cluster).builds, time.monotonic() + REQUEST_TIMEOUT_S
+    with admin(settings) as client:
+        # Not to where transactions of other builds end it now: a record of this one's may be behind.
+        end = list_offsets(client, topic, [0], read_committed=False)[0]
+    found: dict[str, bytes] = {}
+    with contextlib.closing(TopicReader(settings, topic, {0: 0}, fetch_wait_max_ms=READ_WAIT_MS)) as reader:
+        while reader.positions.get(0, -1) < end:
+            if time.monotonic() > deadline:
+                raise KafkaUnavailableError(f"{topic} was not read to its end {end}")
+            for record in reader.poll(0.1):
+                key, value = (record.key() or b"").decode(), record.value()
+                if value is None:
+                    found.pop(key, None)
+                else:
+                    found[key] = value
+    return found
 
 
 class EarlierJournal:

@@ -487,7 +487,7 @@ def test_kill_9_during_build_and_live(bench: Bench) -> None:
     bench.backfill(1, ends, half)
     bench.end_build(2)
     bench.start()
-    bench.wait_status(lambda one: one.state == "CATCHUP", "the build went on from its checkpoint")
+    bench.wait_status(lambda one: one.state == "CATCHUP", "the build went on where it was")
     bench.check(bench.agree(), bench.sent)
     bench.place("READY")
     for round_ in range(4):
