@@ -126,8 +126,8 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
         self.put(lambda: self._stop(build))
 
     def remove_folder(self, build: str, *, forgotten: bool = False) -> None:
-        """Remove what a build's driver has left, after its end; the log stays, unless nobody knows the build any
-        more."""
+        """Remove what a build's driver has left, after its end; the log stays, unless nobody knows the build
+        any more."""
         self.put(lambda: self._remove_folder(build, forgotten))
 
     def clean(self, catalog: Catalog) -> None:
