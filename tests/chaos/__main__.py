@@ -101,11 +101,9 @@ def _on_running(arguments: argparse.Namespace, plan: Plan) -> int:
     ) != arguments.coordinator.rstrip("/"):
         return _refuse("the cluster in --data-dir has another --coordinator")
     run = Run(arguments.coordinator, bootstrap, known["cluster"], plan.seed)
-    with tempfile.TemporaryDirectory(prefix="keytide-chaos-") as folder:
-        logs = arguments.data_dir / "logs" if arguments.data_dir else None
-        return _drive(
-            Driver(run, plan, supervisor, logs or Path(folder), clean_up=True), arguments.json, logs
-        )
+    logs = arguments.data_dir / "logs" if arguments.data_dir else None
+    driver = Driver(run, plan, supervisor, arguments.data_dir or Path(), clean_up=True)
+    return _drive(driver, arguments.json, logs)
 
 
 def _on_own(arguments: argparse.Namespace, plan: Plan) -> int:
@@ -114,7 +112,7 @@ def _on_own(arguments: argparse.Namespace, plan: Plan) -> int:
     try:
         with LocalCluster(folder, nodes=3, projectors=2, settings=plan.settings(), say=_say) as cluster:
             run = Run(cluster.coordinator_url, cluster.bootstrap, cluster.name, plan.seed)
-            status = _drive(Driver(run, plan, os.getpid(), folder / "logs"), arguments.json, folder / "logs")
+            status = _drive(Driver(run, plan, os.getpid(), folder), arguments.json, folder / "logs")
     finally:
         if status in (0, 130) and not arguments.keep:
             shutil.rmtree(folder, ignore_errors=True)

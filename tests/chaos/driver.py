@@ -77,17 +77,17 @@ class Driver:
     Args:
         shared: the run.
         supervisor: process id that holds the cluster's parts; None when there are to be no faults.
-        logs: where helpers log to.
+        data_dir: the cluster's.
         clean_up: drop indexes and topics in the end: the cluster is somebody's.
     """
 
     def __init__(
-        self, shared: Run, plan: Plan, supervisor: int | None, logs: Path, clean_up: bool = False
+        self, shared: Run, plan: Plan, supervisor: int | None, data_dir: Path, clean_up: bool = False
     ) -> None:
         self.shared = shared
         self.plan = plan
         self._clean_up = clean_up
-        self._processes = None if supervisor is None else Processes(supervisor, logs)
+        self._processes = None if supervisor is None else Processes(supervisor, data_dir)
         self._threads: list[threading.Thread] = []
         self._faulty = threading.Event()
         self._topics: list[str] = []

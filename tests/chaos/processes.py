@@ -20,13 +20,13 @@ class Processes:
     """Finds them anew each time: whatever dies is started again under another id.
 
     Args:
-        supervisor: process id of the one that holds all parts.
-        folder: where helpers of a run (a second projector) keep their logs.
+        supervisor: process id of the one that holds all parts, and maybe those of other clusters.
+        data_dir: the cluster's.
     """
 
-    def __init__(self, supervisor: int, folder: Path) -> None:
+    def __init__(self, supervisor: int, data_dir: Path) -> None:
         self._supervisor = supervisor
-        self._folder = folder
+        self._data_dir = data_dir.resolve()
 
     def services(self) -> dict[str, psutil.Process]:
         """The parts that run, by the names that the cluster gives them: `coordinator`, `node-1`, `kafka`."""
@@ -35,19 +35,27 @@ class Processes:
             with suppress(psutil.Error):
                 command = process.cmdline()
                 if "kafka.Kafka" in command:
-                    found["kafka"] = process
+                    if self._has(Path(command[-1])):  # its settings
+                        found["kafka"] = process
                 elif (
                     command[1:2] == ["-m"]
                     and command[2] in _MODULES
                     and "KEYTIDE_CHAOS" not in process.environ()
                 ):
-                    found[Path(process.environ()["KEYTIDE_DATA_DIR"]).name] = process
+                    folder = Path(process.environ()["KEYTIDE_DATA_DIR"])
+                    if self._has(folder):
+                        found[folder.name] = process
         return dict(sorted(found.items()))
+
+    def _has(self, file: Path) -> bool:
+        """Whether a file or folder is of this cluster."""
+        return file.resolve().is_relative_to(self._data_dir)
 
     def below(self, words: str) -> list[psutil.Process]:
         """Processes below the parts whose command line has `words` in it."""
         found = []
-        for process in _children(self._supervisor, recursive=True):
+        services = self.services().values()
+        for process in (below for one in services for below in _children(one.pid)):
             with suppress(psutil.Error):
                 if words in " ".join(process.cmdline()):
                     found.append(process)
@@ -65,15 +73,16 @@ class Processes:
     def second_projector(self) -> Iterator[subprocess.Popen[bytes]]:
         """Another projector of the same group beside the first; it is killed when the block ends."""
         first = next(process for name, process in self.services().items() if name.startswith("projector"))
-        data = self._folder / "projector-of-chaos"
+        logs = self._data_dir / "logs"
+        data = logs / "projector-of-chaos"
         environment = {
             **first.environ(),
             "KEYTIDE_CHAOS": "1",
             "KEYTIDE_DATA_DIR": str(data),
             "KEYTIDE_PROJECTOR__METRICS_PORT": "0",
         }
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / "projector-of-chaos.log").open("ab") as log:
+        logs.mkdir(parents=True, exist_ok=True)
+        with (logs / "projector-of-chaos.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "projector"],
                 stdin=subprocess.DEVNULL,

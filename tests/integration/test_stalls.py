@@ -59,7 +59,7 @@ def scene(cluster: LocalCluster) -> Iterator[Scene]:
 
 @pytest.fixture(scope="module")
 def processes(cluster: LocalCluster) -> Processes:
-    return Processes(psutil.Process().pid, cluster.data_dir / "logs")
+    return Processes(psutil.Process().pid, cluster.data_dir)
 
 
 def test_node_and_broker_stand_still(scene: Scene, processes: Processes) -> None:
