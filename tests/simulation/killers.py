@@ -27,6 +27,7 @@ KILLERS: Final[dict[str, tuple[int, str]]] = {
     "keep_silent": (3, "NothingSilent"),
     "begin_later_than_told": (57, "Stuck"),
     "commit_unfenced": (50961, "Stuck"),
+    "keep_unfenced": (45, "Stuck"),
     "write_unfenced": (4, "Stuck"),
     "tell_only_changes": (13, "Stuck"),
     "equal_replaces": (1, "Untorn"),
