@@ -31,15 +31,8 @@ from indexer.slice.events import (
 )
 from indexer.slice.failure import CannotGoOnError, unreadable
 from indexer.store.interface import Applied
-from keytide.wire.messages import (
-    Assembler,
-    BatchEnd,
-    BuildEnd,
-    Message,
-    PutChunk,
-    RemovalChunk,
-    UnreadableMessageError,
-)
+from keytide.wire.messages import BatchEnd, BuildEnd, Message, PutChunk, RemovalChunk, UnreadableMessageError
+from keytide.wire.parts import Assembler
 
 
 class Building:

@@ -41,7 +41,6 @@ from keytide.errors import invariant
 from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.columns import cut_segment, segment_from
 from keytide.wire.messages import (
-    Assembler,
     Corrections,
     RepairEnd,
     RepairWatch,
@@ -50,6 +49,7 @@ from keytide.wire.messages import (
     StabilityTimestamp,
     UnreadableMessageError,
 )
+from keytide.wire.parts import Assembler
 
 
 class QueueFollower:

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import IndexRecord
-from keytide.wire.messages import QUEUE_UNAVAILABLE, Segment, SegmentBatch, encode, split
+from keytide.wire.messages import QUEUE_UNAVAILABLE, Segment, SegmentBatch, encode
+from keytide.wire.parts import split
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from projector.progress.events import Key, Reached
 from router.core import bounded, segments

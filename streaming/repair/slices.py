@@ -35,8 +35,8 @@ from keytide.wire.messages import (
     UnreadableMessageError,
     decode,
     encode,
-    split,
 )
+from keytide.wire.parts import split
 
 POLL_S: Final = 0.2
 SILENT_S: Final = 10.0

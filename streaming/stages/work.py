@@ -22,7 +22,8 @@ from keytide.kafka.clients import Producer
 from keytide.kafka.topics import producer
 from keytide.model.topics import Topics
 from keytide.settings.settings import Settings
-from keytide.wire.messages import Message, encode, split
+from keytide.wire.messages import Message, encode
+from keytide.wire.parts import split
 from projector.core.projection import KeyspacePlan
 from streaming.core.extent_projection import SPILL_BYTES
 from streaming.core.micro_batches import SliceTarget, target_numbers

@@ -39,7 +39,8 @@ from keytide.kafka.topics import TopicReader
 from keytide.model.timestamp import Timestamp
 from keytide.model.topics import Topics
 from keytide.settings.settings import load_settings
-from keytide.wire.messages import Activated, Assembler, HistoryLost, Progress, Segment, SegmentBatch, decode
+from keytide.wire.messages import Activated, HistoryLost, Progress, Segment, SegmentBatch, decode
+from keytide.wire.parts import Assembler
 from tests.integration.three_brokers import ThreeBrokers
 
 LIMIT_S = 180.0

@@ -46,7 +46,8 @@ from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.model.timestamp import Timestamp
 from keytide.model.topics import Topics
 from keytide.wire.columns import heard_ids, heard_offsets, unpack
-from keytide.wire.messages import Assembler, BatchEnd, BuildProgress, PutChunk, RemovalChunk, decode
+from keytide.wire.messages import BatchEnd, BuildProgress, PutChunk, RemovalChunk, decode
+from keytide.wire.parts import Assembler
 from streaming.drivers.journal import Journal
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]

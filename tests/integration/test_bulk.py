@@ -21,7 +21,8 @@ from kafka import KafkaProducer
 
 from deploy.cluster import LocalCluster
 from deploy.kafka import EmbeddedKafka
-from keytide.wire.messages import Assembler, PutChunk, RemovalChunk
+from keytide.wire.messages import PutChunk, RemovalChunk
+from keytide.wire.parts import Assembler
 from tests.integration.test_backfill import BUILD, INDEXES, Build, Source, changes, compare
 from tests.integration.world import World
 

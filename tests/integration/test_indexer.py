@@ -50,9 +50,9 @@ from keytide.wire.messages import (
     StabilityTimestamp,
     decode,
     encode,
-    split,
 )
 from keytide.wire.messages import Message as WireMessage
+from keytide.wire.parts import split
 from tests.simulation.oracle import entries_at, skips_at
 from tests.simulation.wire import (
     TOPIC_ID,

@@ -28,7 +28,8 @@ from indexer.slice.pending_timestamps import PendingStamps
 from indexer.store.interface import Applied
 from keytide.model.timestamp import Timestamp
 from keytide.wire.columns import heard_ids
-from keytide.wire.messages import Assembler, Part, Segment, decode
+from keytide.wire.messages import Part, Segment, decode
+from keytide.wire.parts import Assembler
 from projector.core.projection import SourceBatch
 from projector.progress.events import Key
 from projector.progress.tracker import Tracker

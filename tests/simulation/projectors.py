@@ -16,7 +16,8 @@ from keytide.kafka.admin import KafkaUnavailableError
 from keytide.model.log_history import LogHistory
 from keytide.model.timestamp import Place
 from keytide.settings.settings import Settings, load_settings
-from keytide.wire.messages import Segment, SegmentBatch, encode, split
+from keytide.wire.messages import Segment, SegmentBatch, encode
+from keytide.wire.parts import split
 from projector.core.pipeline import MessageLimits, Outgoing, Pipeline
 from projector.core.projection import KeyspacePlan, SourceBatch
 from projector.service.projector import Projector

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from keytide.wire.messages import Assembler, BuildEnd, encode, split
+from keytide.wire.messages import BuildEnd, encode
+from keytide.wire.parts import Assembler, split
 
 MESSAGE = BuildEnd("b" * 300, "i", 0, 1, 2)
 

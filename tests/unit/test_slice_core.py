@@ -54,8 +54,8 @@ from keytide.wire.messages import (
     SegmentBatch,
     StabilityTimestamp,
     encode,
-    split,
 )
+from keytide.wire.parts import split
 from tests.simulation.wire import TOPIC_ID, Version, batch, put_chunk, removal_chunk, segment
 
 LIMITS = SliceLimits(documents=10, bytes=1 << 20, gap_ms=1_000, part_ms=5_000)
