@@ -50,6 +50,7 @@ from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import (
     QUEUE_UNAVAILABLE,
     BuildProgress,
+    HeartbeatChanges,
     JobProgress,
     Message,
     NodeHeartbeat,
@@ -110,6 +111,11 @@ class Leader:
     def handle(self, event: Event) -> list[Instruction]:
         """One event; what to do now, in this order."""
         out: list[Instruction | CommonSnapshot] = []
+        if isinstance(event, Reported) and isinstance(event.message, NodeHeartbeat | HeartbeatChanges):
+            whole = self.stability.nodes.whole(event.message)
+            if whole is None:
+                return []
+            event = Reported(whole, event.now)
         match event:
             case Reported(NodeHeartbeat() as message, now) if (
                 message.protocol < self.dictionary.catalog.protocol

@@ -14,7 +14,8 @@ from typing import Final
 from coordinator.core.failure_detector import FailureDetector
 from coordinator.core.instructions import Instruction, Note
 from keytide.catalog.catalog import Catalog
-from keytide.wire.messages import NodeHeartbeat, SliceStatus
+from keytide.wire.heartbeats import follow
+from keytide.wire.messages import HeartbeatChanges, NodeHeartbeat, SliceStatus
 
 _OUT_OF_SERVICE = {
     "STOPPED": ("slice-stopped", "has stopped"),
@@ -124,6 +125,15 @@ class HeardNodes:
         self._changed()
         now = self._counted | self._others
         return [replica for replica, copy in before.items() if now.get(replica) != copy]
+
+    def whole(self, message: NodeHeartbeat | HeartbeatChanges) -> NodeHeartbeat | None:
+        """What a node says with a heartbeat, all of it (R53). None when that is not known, or is known
+        already: then nothing is heard but that the node lives."""
+        known = self.by_id.get(message.node)
+        found = follow(known.heartbeat if known else None, message)
+        if found is None:
+            self._failure_detector.heard(node_subject(message.node))
+        return found
 
     def heartbeat(self, message: NodeHeartbeat, now: int) -> tuple[bool, list[Instruction]]:
         """Take a heartbeat in. Returns whether it comes from a new start of the node, and what to tell."""

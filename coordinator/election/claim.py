@@ -29,6 +29,7 @@ from keytide.errors import CallerError
 from keytide.kafka.admin import KafkaUnavailableError
 from keytide.kafka.fenced_writer import FencedWriter, ShutOutError
 from keytide.kafka.topics import CatalogReader
+from keytide.model.protocol import SPOKEN
 from keytide.model.topics import Topics
 from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings
@@ -163,7 +164,7 @@ def claim_term(
         writer.withdraw()
         _leave_alone(settings, catalog, ended)
     now = now_ms()
-    records: list[Record] = [TermRecord(catalog.term + 1, holder, now)]
+    records: list[Record] = [TermRecord(catalog.term + 1, holder, now, SPOKEN)]
     if catalog.cluster is None:
         records.append(ClusterRecord(uuid.uuid4().hex, secrets.token_hex(32), now))
     writer.write([(record_key(record), record) for record in records])

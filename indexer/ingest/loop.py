@@ -191,6 +191,8 @@ class Ingest:
             memory.rss - memory.shared,
             self._folder.disk_free(),
             self._catalog.catalog.offset,
+            self._catalog.catalog.term,
+            self._catalog.catalog.leader_protocol,
         )
 
     def _close(self) -> None:

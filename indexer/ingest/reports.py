@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from confluent_kafka import KafkaError, Message
 
 from indexer.hosting.slice_runner import SliceKey
 from keytide.kafka.topics import producer
-from keytide.model.protocol import SPOKEN
+from keytide.model.protocol import FIRST_PROTOCOL, SPOKEN
 from keytide.model.topics import Topics
 from keytide.process.sync_points import reach
 from keytide.settings.settings import Settings
+from keytide.wire.heartbeats import HeartbeatWriter
 from keytide.wire.messages import Acknowledged, NodeHeartbeat, SliceStatus, encode
 
 log = logging.getLogger(__name__)
 
 _QUEUE_MESSAGES = 10_000
 """Reports that wait for Kafka; beyond it new ones are dropped: the next heartbeat says it all again."""
+
+
+def _nothing() -> None:
+    """Of a report that need not be made up for: the next heartbeat says it too."""
 
 
 class NodeReporter:
@@ -36,6 +42,7 @@ class NodeReporter:
         self._zone = settings.indexer.zone
         self._roles = settings.indexer.roles
         self._started_at = started_at
+        self._heartbeats = HeartbeatWriter()
         self._acks: dict[tuple[str, int, int], list[SliceKey]] = {}
 
     def acknowledge(self, keyspace: str, incarnation: int, number: int, key: SliceKey) -> None:
@@ -52,25 +59,31 @@ class NodeReporter:
             reach("snapshot-acknowledged")
 
     def heartbeat(
-        self, statuses: list[SliceStatus], now: int, memory: int, disk_free: int, catalog_offset: int
+        self,
+        statuses: list[SliceStatus],
+        now: int,
+        memory: int,
+        disk_free: int,
+        catalog_offset: int,
+        term: int = 0,
+        leader_protocol: int = FIRST_PROTOCOL,
     ) -> None:
-        self._send(
-            encode(
-                NodeHeartbeat(
-                    self._node,
-                    self._url,
-                    self._started_at,
-                    now,
-                    statuses,
-                    memory,
-                    disk_free,
-                    catalog_offset,
-                    self._zone,
-                    self._roles,
-                    SPOKEN,
-                )
-            )
+        """Say how the node and its slices are, to the leader of a term: what has changed, or all of it."""
+        beat = NodeHeartbeat(
+            self._node,
+            self._url,
+            self._started_at,
+            now,
+            statuses,
+            memory,
+            disk_free,
+            catalog_offset,
+            self._zone,
+            self._roles,
+            SPOKEN,
         )
+        message = self._heartbeats.write(beat, term, leader_protocol)
+        self._send(encode(message), self._heartbeats.lost)
 
     def poll(self) -> None:
         """Let delivery reports be heard."""
@@ -80,13 +93,20 @@ class NodeReporter:
         """Send what waits, for a moment."""
         self._producer.flush(1.0)
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes, lost: Callable[[], None] = _nothing) -> None:
+        """Send a report.
+
+        Args:
+            lost: called when it did not arrive.
+        """
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            if error is not None:
+                log.warning("a report did not arrive: %s", error)
+                lost()
+
         try:
-            self._producer.produce(self._topic, value=data, key=self._node.encode(), on_delivery=_delivered)
+            self._producer.produce(self._topic, value=data, key=self._node.encode(), on_delivery=delivered)
         except BufferError:
             log.warning("a report is dropped: Kafka takes none")
-
-
-def _delivered(error: KafkaError | None, _: Message) -> None:
-    if error is not None:
-        log.warning("a report did not arrive: %s", error)
+            lost()

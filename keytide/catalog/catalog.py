@@ -117,6 +117,12 @@ class Catalog:
         record = self._one("term", TermRecord)
         return record.term if record else 0
 
+    @property
+    def leader_protocol(self) -> int:
+        """Up to which version of the protocol the leader speaks, as far as is known."""
+        record = self._one("term", TermRecord)
+        return record.protocol if record else FIRST_PROTOCOL
+
     def keyspace(self, name: str) -> KeyspaceRecord | None:
         return self._one(f"keyspace/{name}", KeyspaceRecord)
 

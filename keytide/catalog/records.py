@@ -41,6 +41,8 @@ class TermRecord(msgspec.Struct, frozen=True):
     term: int
     holder: str
     claimed_at: int
+    protocol: int = FIRST_PROTOCOL
+    """Up to which version of the protocol the leader speaks."""
 
 
 class KeyspaceRecord(msgspec.Struct, frozen=True):

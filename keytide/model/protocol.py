@@ -12,6 +12,8 @@ in the dictionary (`ClusterRecord.protocol`) and is never lowered: what was writ
 | 2 | new layouts of an index (R44, R45): several index records have one name, and which of them bears it is \
 said by `replaces`, `took_over` and `replaced_by`. Copies that move (R42): `CopyRecord.why` is `moved`, \
 `rebalance` records, and copies that leave are named in `IndexRecord.leaving` |
+| 3 | heartbeats of nodes that say only what has changed (R53). Nobody needs to have it in use: a node sends \
+them while the leader says that it speaks 3 (`TermRecord.protocol`) |
 
 A gateway reports nothing, so nobody counts it; neither is a coordinator counted that stands by. A process
 that reads of a version which it does not speak ends (`UnknownVersionError`), from version 2 on; those of
@@ -30,7 +32,9 @@ LAYOUTS: Final = 2
 """From which on an index has new layouts."""
 MOVES: Final = 2
 """From which on copies move."""
-SPOKEN: Final = 2
+CHANGES: Final = 3
+"""From which on a leader understands `HeartbeatChanges`."""
+SPOKEN: Final = 3
 """Up to which this release speaks."""
 
 

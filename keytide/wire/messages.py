@@ -19,11 +19,13 @@ Positions are next offsets (exclusive). Times are milliseconds since the epoch.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from keytide.errors import CallerError
 from keytide.model.protocol import FIRST_PROTOCOL
-from keytide.model.timestamp import Timestamp
+from keytide.model.timestamp import Place, Timestamp
 
 WIRE_VERSION = 1
 
@@ -544,6 +546,37 @@ class NodeHeartbeat(_Message, frozen=True, array_like=True):
     protocol: int = FIRST_PROTOCOL
     """Up to which version of the protocol it speaks (`keytide.model.protocol`); 1 of a release that does not
     say."""
+    sequence: int = -1
+    """Counts the heartbeats of this process, from 1, so that `HeartbeatChanges` can follow; -1 when none
+    will."""
+
+
+class TimestampChange(msgspec.Struct, frozen=True, array_like=True):
+    """What has changed of a vector timestamp; topic and partitions are still there."""
+
+    steps: list[int]
+    """By how much offsets have risen, by ascending partition of the earlier timestamp."""
+    places: dict[int, Place]
+    """Partition -> its place, where that is new or has changed in something else than the offset."""
+
+
+class HeartbeatChanges(_Message, frozen=True, array_like=True):
+    """What has changed since the heartbeat before (R53): in the place of a `NodeHeartbeat` which has the same
+    slices in the same order. `keytide.wire.heartbeats` makes them and puts them together."""
+
+    node: str
+    started_at: int
+    sequence: int
+    """Of this heartbeat (`NodeHeartbeat.sequence`): it says nothing to who lacks the one before."""
+    sent_at: int
+    memory: int
+    disk_free: int
+    catalog_offset: int
+    slices: dict[int, dict[int, Any]]
+    """Position in `NodeHeartbeat.slices` -> position of a field in `SliceStatus` -> its new value; of
+    `timestamp` a position in `timestamps`."""
+    timestamps: list[TimestampChange]
+    """Each is that of all slices which had one timestamp, and have one again."""
 
 
 class BuildProgress(_Message, frozen=True, array_like=True):
@@ -640,6 +673,7 @@ Message = (
     | HistoryLost
     | Acknowledged
     | NodeHeartbeat
+    | HeartbeatChanges
     | BuildProgress
     | BuildSampled
     | JobProgress

@@ -26,8 +26,10 @@ from keytide.kafka.topics import TopicReader, producer
 from keytide.model.topics import Topics
 from keytide.model.words import few
 from keytide.settings.settings import Settings
+from keytide.wire.heartbeats import follow
 from keytide.wire.messages import (
     Corrections,
+    HeartbeatChanges,
     NodeHeartbeat,
     RepairEnd,
     RepairWatch,
@@ -97,6 +99,7 @@ class SliceChannel:
         with admin(settings) as client:
             end = list_offsets(client, reports, [0])[0]
         self._reports = TopicReader(settings, reports, {0: end})
+        self._nodes: dict[str, NodeHeartbeat] = {}
         self._told: dict[tuple[str, int], SliceStatus] = {}
         self._heard: dict[str, float] = {}
 
@@ -188,9 +191,13 @@ class SliceChannel:
                 message = decode(record.value() or b"")
             except UnreadableMessageError:
                 continue
-            if not isinstance(message, NodeHeartbeat):
+            if not isinstance(message, NodeHeartbeat | HeartbeatChanges):
                 continue
             self._heard[message.node] = time.monotonic()
-            for status in message.slices:
+            whole = follow(self._nodes.get(message.node), message)
+            if whole is None:
+                continue
+            self._nodes[message.node] = whole
+            for status in whole.slices:
                 if status.index == self._index.id:
                     self._told[message.node, status.slice] = status

@@ -11,6 +11,8 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
+from keytide.model.protocol import CHANGES, SPOKEN
+
 _MASK = (1 << 64) - 1
 _T = TypeVar("_T")
 
@@ -157,6 +159,11 @@ class Plan(NamedTuple):
     def paced(self) -> bool:
         """Drivers of builds are struck in the heal too, after a while each: they must get on all the same."""
         return self.seed % 3 == 0
+
+    def leader_protocol(self, term: int) -> int:
+        """Up to which version of the protocol a leader speaks: nodes say what has changed in every second
+        sixteen of plans, but not to every fourth leader, who is of the release before."""
+        return SPOKEN if self.seed // 16 % 2 and term % 4 else CHANGES - 1
 
 
 def plan(seed: int, faults: Sequence[str] | None = None) -> Plan:

@@ -15,15 +15,17 @@ for liveness. Each raises `BrokenError` with its name; what the code under test 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from coordinator.core.nodes import HeardNode
 from indexer.hosting.slice_runner import SliceRunner
 from indexer.store.interface import UNNUMBERED, Applied, StoreSnapshot
 from keytide.catalog.history import History
 from keytide.catalog.table_origin import TableOrigin
 from keytide.model.timestamp import Timestamp
+from keytide.wire.messages import HeartbeatChanges, NodeHeartbeat, SliceStatus
 from tests.simulation.source import IDS, PARTITIONS, SLICES, Fold, Log, Source
 from tests.simulation.tables import place_of
 
@@ -136,6 +138,8 @@ class Checkers:
     """Watches commits, published numbers and scans."""
 
     def __init__(self, source: Source) -> None:
+        self._beats: dict[tuple[str, int, int], Sequence[SliceStatus]] = {}
+        self.followed = 0
         self.oracle = Oracle(source)
         self._numbers: dict[tuple[int, int], dict[int, int]] = {}
         self._holders: dict[tuple[str, int, int], list[tuple[int, Any]]] = {}
@@ -200,6 +204,18 @@ class Checkers:
         """A slice has acknowledged a number."""
         runner = node.hosting.runners.get(key)
         self._holders.setdefault((*key, number), []).append((incarnation, runner))
+
+    def beat(self, message: NodeHeartbeat | HeartbeatChanges, statuses: Sequence[SliceStatus]) -> None:
+        """A node sends a heartbeat, which stands for these."""
+        if message.sequence >= 0:
+            self._beats[message.node, message.started_at, message.sequence] = statuses
+
+    def heard(self, node: HeardNode) -> None:
+        """The leader has heard of a node, and has this of it now (R53)."""
+        beat = node.heartbeat
+        self.followed += 1
+        if beat.slices != self._beats[beat.node, beat.started_at, beat.sequence]:
+            raise BrokenError("Heard", f"heartbeat {beat.sequence} of {beat.node} is put together wrongly")
 
     def published(
         self,

@@ -52,8 +52,9 @@ from coordinator.queues.bounds import stays_from
 from coordinator.stability.stream import StabilityLimits
 from coordinator.statements.commands import CommandResult
 from keytide.catalog.records import TermRecord
+from keytide.model.protocol import CHANGES
 from keytide.model.timestamp import Timestamp
-from keytide.wire.messages import Published, StabilityTimestamp, encode
+from keytide.wire.messages import HeartbeatChanges, Message, Published, StabilityTimestamp, encode
 from tests.simulation.kafka import CLUSTER, Reader
 from tests.simulation.mishaps import machine_of
 from tests.simulation.source import PARTITIONS
@@ -110,7 +111,8 @@ class SimCoordinator:
         self.machine = machine_of(self.term)
         kafka.term = self.term
         world.mishaps.begin(self.machine)
-        kafka.metadata.append(("term", TermRecord(self.term, f"c{self.term}", self.now)))
+        self._protocol = world.plan.leader_protocol(self.term)
+        kafka.metadata.append(("term", TermRecord(self.term, f"c{self.term}", self.now, self._protocol)))
         reader.read()
         self.alive = True
         limits = replace(BUILD_LIMITS, seed_layouts=world.plan.seeds)
@@ -159,7 +161,7 @@ class SimCoordinator:
         upto = min(len(kafka.reports), self._heard + most)
         begin, self._heard = self._heard, upto
         for message in kafka.reports[begin:upto]:
-            self._carry_out(self.leader.handle(Reported(message, now)))
+            self._take(message, now)
         while self._inbox:
             self._carry_out(self.leader.handle(self._inbox.popleft()))
         if now - self._sampled_at >= SAMPLE_MS:
@@ -170,6 +172,16 @@ class SimCoordinator:
             if not self._executor or not self.alive:
                 break
             self._work(self._executor.popleft())
+
+    def _take(self, message: Message, now: int) -> None:
+        """A report. (The release before does not know of heartbeats that say what has changed.)"""
+        if isinstance(message, HeartbeatChanges) and self._protocol < CHANGES:
+            return
+        self._carry_out(self.leader.handle(Reported(message, now)))
+        if isinstance(message, HeartbeatChanges):
+            known = self.leader.stability.nodes.by_id.get(message.node)
+            if known is not None and known.heartbeat.sequence == message.sequence:
+                self.world.checkers.heard(known)
 
     def step_if_alive(self) -> None:
         if self.alive:

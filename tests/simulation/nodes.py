@@ -19,15 +19,19 @@ from indexer.store.interface import Applied, ApplyResult, Counts, SliceStore, St
 from keytide.catalog.copies import CopyRecord
 from keytide.model.protocol import SPOKEN
 from keytide.settings.settings import IndexerSettings
+from keytide.wire.heartbeats import HeartbeatWriter
 from keytide.wire.messages import (
     Acknowledged,
     Corrections,
+    HeartbeatChanges,
     NodeHeartbeat,
     PutChunk,
     RemovalChunk,
     Segment,
     SliceStatus,
     StabilityTimestamp,
+    decode,
+    encode,
 )
 from tests.simulation.coordinators import number_of
 from tests.simulation.copying import SimFiller, filled_store
@@ -308,6 +312,7 @@ class SimNode:
         self.node = ServingNode(self.name)
         self.places: dict[SliceKey, _Place] = {}
         self._acks: dict[tuple[str, int, int], list[SliceKey]] = {}
+        self._heartbeats = HeartbeatWriter()
         self._heartbeat_at = 0
         self._told: list[tuple[object, ...]] = []
         self._control = len(world.kafka.control)
@@ -453,19 +458,21 @@ class SimNode:
         statuses = self.hosting.statuses(now)
         self.node.show_states(statuses)
         self._heartbeat_at, self._told = now + HEARTBEAT_MS, states
-        self.world.report(
-            NodeHeartbeat(
-                self.name,
-                f"http://{self.name}",
-                self.started_at,
-                now,
-                statuses,
-                0,
-                DISK_FREE,
-                self.reader.catalog.offset,
-                protocol=SPOKEN,
-            )
+        catalog = self.reader.catalog
+        beat = NodeHeartbeat(
+            self.name,
+            f"http://{self.name}",
+            self.started_at,
+            now,
+            statuses,
+            0,
+            DISK_FREE,
+            catalog.offset,
+            protocol=SPOKEN,
         )
+        message = self._heartbeats.write(beat, catalog.term, catalog.leader_protocol)
+        self.world.checkers.beat(message, statuses)
+        self.world.report(decode(encode(message)) if isinstance(message, HeartbeatChanges) else message)
 
     def statuses(self) -> list[SliceStatus]:
         return self.hosting.statuses(self.now)

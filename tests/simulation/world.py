@@ -31,7 +31,14 @@ from keytide.catalog.table_origin import TableOrigin
 from keytide.errors import CallerError
 from keytide.model.protocol import SPOKEN
 from keytide.model.timestamp import Timestamp
-from keytide.wire.messages import Message, NodeHeartbeat, Published, SliceStatus, StabilityTimestamp
+from keytide.wire.messages import (
+    HeartbeatChanges,
+    Message,
+    NodeHeartbeat,
+    Published,
+    SliceStatus,
+    StabilityTimestamp,
+)
 from projector.progress.commits import Committed, encode_metadata
 from tests.memory_store.store import MemorySliceStore
 from tests.simulation import layouts, moving, steering
@@ -233,7 +240,7 @@ class World:
         else:  # in order, as every producer sends
             self._late[sender] = at
             self.clock.after(at - now, lambda: reports.append(message))
-        if isinstance(message, NodeHeartbeat) and self.fault("duplicate", 0.05):
+        if isinstance(message, NodeHeartbeat | HeartbeatChanges) and self.fault("duplicate", 0.05):
             reports.append(message)
 
     def committed(
