@@ -36,13 +36,12 @@ class ClusterRecord(msgspec.Struct, frozen=True):
 
 
 class TermRecord(msgspec.Struct, frozen=True):
-    """Key `term`. A claim is written in a transaction that fences the previous leader."""
+    """Key `term`: who leads, and what it speaks. A claim is a transaction that fences the previous leader."""
 
     term: int
     holder: str
     claimed_at: int
     protocol: int = FIRST_PROTOCOL
-    """Up to which version of the protocol the leader speaks."""
 
 
 class KeyspaceRecord(msgspec.Struct, frozen=True):
@@ -51,8 +50,7 @@ class KeyspaceRecord(msgspec.Struct, frozen=True):
     Attributes:
         version: newest catalog version: projectors activate it on each of their partitions (R13).
         bound: partition -> offset that no stability timestamp has passed; written before one does
-            (`coordinator.stability.bounds`). Empty where none was issued, or by a release that did not write
-            it.
+            (`coordinator.stability.bounds`). Empty where none was issued, or a release did not write it.
         fresh_at: a time at which timestamps covered the end of the source, ms; it may have been later, by an
             hour at most. 0: not known.
     """

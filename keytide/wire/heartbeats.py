@@ -155,15 +155,14 @@ def _timestamp_change(before: Timestamp, now: Timestamp) -> TimestampChange | No
 
 def _followed(slices: list[SliceStatus], message: HeartbeatChanges) -> list[SliceStatus]:
     found = list(slices)
-    timestamps: dict[tuple[int, int], Timestamp] = {}
+    timestamps: dict[int, Timestamp] = {}  # (who had one together have one together again)
     for position, changed in message.slices.items():
         was, values = found[position], dict[str, Any]()
         for field, value in changed.items():
             if field == _TIMESTAMP:
-                key = id(was.timestamp), value
-                if key not in timestamps:
-                    timestamps[key] = _stepped(was.timestamp, message.timestamps[value])
-                values["timestamp"] = timestamps[key]
+                if value not in timestamps:
+                    timestamps[value] = _stepped(was.timestamp, message.timestamps[value])
+                values["timestamp"] = timestamps[value]
             elif field < len(_FIELDS):  # (a later release has further ones)
                 values[_NAMES[field]] = msgspec.convert(value, _FIELDS[field].type)
         found[position] = replace(was, **values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.simulation import (  # noqa: F401 - add their own
     mutants_clock,
     mutants_copies,
+    mutants_heartbeats,
     mutants_layouts,
     mutants_range,
     mutants_repair,

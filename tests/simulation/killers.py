@@ -63,6 +63,7 @@ KILLERS: Final[dict[str, tuple[int, str]]] = {
     "leave_before_it_counts": (760, "Published"),
     "never_let_go": (8, "Stuck"),
     "never_count_again": (216, "Stuck"),
+    "follow_over_gaps": (16, "Heard"),
     "drop_whoever_reads": (35, "Stable"),
     "let_names_decide": (17, "Stable"),
     "keep_old_layouts": (17, "Stuck"),

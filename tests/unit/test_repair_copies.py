@@ -76,7 +76,7 @@ class Scene:
         self.channel = SliceChannel.__new__(SliceChannel)
         self.channel._index = self.world.index("i")
         self.channel._catalog = self._catalog
-        self.channel._told, self.channel._heard = {}, {}
+        self.channel._told, self.channel._heard, self.channel._nodes = {}, {}, {}
         reports: Any = SimpleNamespace(poll=self._poll)
         self.channel._reports = reports
 

@@ -100,7 +100,7 @@ def test_a_node_tells_its_roles(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_older_and_newer_nodes_are_understood() -> None:
     """Older ones say nothing, newer ones may know roles that are not known here."""
     told = encode(NodeHeartbeat("n1", "http://n1.example", 1, 2, [], 0, 0, 0, "", ("scan", "search")))
-    assert decode(told[:1] + msgspec.msgpack.encode(msgspec.msgpack.decode(told[1:])[:-2])) == NodeHeartbeat(
+    assert decode(told[:1] + msgspec.msgpack.encode(msgspec.msgpack.decode(told[1:])[:10])) == NodeHeartbeat(
         "n1", "http://n1.example", 1, 2, [], 0, 0, 0
     )
     assert decode(told).roles == ("scan", "search")  # type: ignore[union-attr]

@@ -57,7 +57,8 @@ def used(found: LayoutWorld) -> int:
 def test_a_release_that_does_not_say_speaks_the_first_one(message: Any) -> None:
     told = encode(message)
     assert decode(told) == message
-    older: Message = decode(told[:1] + msgspec.msgpack.encode(msgspec.msgpack.decode(told[1:])[:-1]))
+    place = 1 + message.__struct_fields__.index("protocol")  # behind the tag
+    older: Message = decode(told[:1] + msgspec.msgpack.encode(msgspec.msgpack.decode(told[1:])[:place]))
     assert older == msgspec.structs.replace(message, protocol=FIRST_PROTOCOL)
 
 
