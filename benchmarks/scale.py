@@ -3,9 +3,10 @@
 
 Time is simulated. In each keyspace every partition has news all the time, projectors and nodes speak as
 often as they are set to, and every copy acknowledges each timestamp `ACK_MS` after it was issued, which is
-as fast as a cluster that is not otherwise busy does it (`benchmarks.latency`). Messages are counted as
-Kafka gets them, encoded and without its own framing. What the leader takes is its processor time on this
-machine.
+as fast as a cluster that is not otherwise busy does it (`benchmarks.latency`). Heartbeats of nodes say what
+has changed (R53); nodes have begun at different times, so that in each moment some say all. Messages are
+counted as Kafka gets them, encoded and without its own framing. What the leader takes is its processor time
+on this machine.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ from keytide.catalog.records import (
     record_key,
 )
 from keytide.definition.statement import CreateIndex, parse_statement
+from keytide.model.protocol import SPOKEN
 from keytide.model.timestamp import Timestamp
+from keytide.wire.heartbeats import WHOLE_EACH, HeartbeatWriter
 from keytide.wire.messages import (
     Acknowledged,
     Message,
@@ -92,19 +95,23 @@ class _Cluster:
         for record in self._records(indexes, slices, load):
             catalog.put(record_key(record), record)
             self._count("metadata", encode_record(record), "start")
-        self._held: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        self._held: dict[str, list[tuple[str, int, str]]] = defaultdict(list)
         self._of_keyspace: dict[str, dict[str, list[tuple[str, int]]]] = defaultdict(dict)
         for index in catalog.indexes():
             for number, holders in enumerate(index.placement):
                 for node in holders:
-                    self._held[node].append((index.id, number))
+                    self._held[node].append((index.id, number, index.keyspace))
                     self._of_keyspace[index.keyspace].setdefault(node, []).append((index.id, number))
+        self._writers = {node: HeartbeatWriter() for node in self._nodes}
         self._due: list[tuple[int, StabilityTimestamp, int]] = []
         self._number = self._offset = 0
         self._place = 1_000
         catalog.offset = self._metadata = len(catalog.records)
         self.leader = Leader(catalog, "large", 1, StabilityLimits(), BuildLimits())
         self._handle(ControlTail((), (), self.now))
+        for number, node in enumerate(self._nodes):
+            for _ in range(number % WHOLE_EACH):
+                self._writers[node].write(self._heartbeat(node), self.leader.term - 1, SPOKEN)
 
     def _records(self, indexes: int, slices: int, load: dict[str, int]) -> Iterator[Record]:
         yield TermRecord(1, "bench", 0)
@@ -150,7 +157,8 @@ class _Cluster:
                 self._handle(SourceSampled(self._source(keyspace), "", self.now))
         for number, node in enumerate(self._nodes):
             if self._is_due(number, BEAT_MS):
-                self._say("reports", self._heartbeat(node))
+                beat = self._heartbeat(node)
+                self._say("reports", self._writers[node].write(beat, self.leader.term, SPOKEN))
 
     def _is_due(self, number: int, every_ms: int) -> bool:
         return (self.now // STEP_MS - number) % (every_ms // STEP_MS) == 0
@@ -181,14 +189,15 @@ class _Cluster:
         )
 
     def _heartbeat(self, node: str) -> NodeHeartbeat:
-        at = Timestamp.of(dict.fromkeys(range(self._each), self._place), "id")
+        places = dict.fromkeys(range(self._each), self._place)
+        at = {keyspace: Timestamp.of(places, f"id-{keyspace}") for _, _, keyspace in self._held[node]}
         statuses = [
             SliceStatus(
                 index=index,
                 slice=number,
                 state="LIVE",
                 reason="",
-                timestamp=at,
+                timestamp=at[keyspace],
                 number=self._number,
                 batch=-1,
                 entries=1_000_000,
@@ -200,7 +209,7 @@ class _Cluster:
                 foreign_partition_ids=0,
                 queue_horizon=self._place - 100,
             )
-            for index, number in self._held[node]
+            for index, number, keyspace in self._held[node]
         ]
         return NodeHeartbeat(
             node, f"http://{node}:8093", 1, self.now, statuses, 1 << 30, 1 << 40, self._metadata
@@ -274,7 +283,12 @@ def scale(
             sent = cluster.sent[topic]
             result.figures[f"{name}{topic}_messages_per_s"] = round(sent["messages"] / seconds, 1)
             result.figures[f"{name}{topic}_bytes_per_s"] = round(sent["bytes"] / seconds)
-            for kind in ("NodeHeartbeat bytes", "Acknowledged bytes", "Progress bytes"):
+            for kind in (
+                "NodeHeartbeat bytes",
+                "HeartbeatChanges bytes",
+                "Acknowledged bytes",
+                "Progress bytes",
+            ):
                 if sent[kind]:
                     key = f"{name}{topic}_{kind.split()[0].lower()}_bytes_per_s"
                     result.figures[key] = round(sent[kind] / seconds)
