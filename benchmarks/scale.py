@@ -6,17 +6,19 @@ often as they are set to, and every copy acknowledges each timestamp `ACK_MS` af
 as fast as a cluster that is not otherwise busy does it (`benchmarks.latency`). Heartbeats of nodes say what
 has changed (R53); nodes have begun at different times, so that in each moment some say all. Messages are
 counted as Kafka gets them, encoded and without its own framing. What the leader takes is its processor time
-on this machine.
+on this machine, to read what is reported and to handle it; its memory is the size of all objects that it
+holds on to.
 """
 
 from __future__ import annotations
 
+import gc
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Final
-
-import psutil
 
 from benchmarks.harness import Result, machine_state, progress_line
 from coordinator.builds.registry import BuildLimits
@@ -66,6 +68,7 @@ from keytide.wire.messages import (
     Progress,
     SliceStatus,
     StabilityTimestamp,
+    decode,
     encode,
 )
 
@@ -78,6 +81,7 @@ REPORT_MS, BEAT_MS, SAMPLE_MS = 250, 500, 1_000
 SECONDS: Final = 4
 """Of simulated time that are measured, once all has begun."""
 TENFOLD: Final = 10
+_CODE: Final = (type, FunctionType, BuiltinFunctionType, ModuleType)
 
 
 class _Cluster:
@@ -218,8 +222,12 @@ class _Cluster:
     # --- the leader -----------------------------------------------------------------------------------------
 
     def _say(self, topic: str, message: Message) -> None:
-        self._count(topic, encode(message), type(message).__name__)
-        self._handle(Reported(message, self.now))
+        data = encode(message)
+        self._count(topic, data, type(message).__name__)
+        began = time.process_time()
+        report = decode(data)
+        self.leader_s += time.process_time() - began
+        self._handle(Reported(report, self.now))
 
     def _handle(self, event: Event) -> None:
         began = time.process_time()
@@ -271,7 +279,6 @@ def scale(
     }
     for factor in (1, TENFOLD):
         progress_line(f"times {factor}")
-        before = _resident()
         # Ten times as many nodes and indexes; keyspaces are as large as before.
         cluster = _Cluster(partitions * factor, keyspaces * factor, indexes * factor, slices, nodes * factor)
         seconds = SECONDS / factor
@@ -296,10 +303,18 @@ def scale(
         per_stamp = cluster.leader_s / max(1, cluster.stamps)
         result.figures[f"{name}leader_ms_per_timestamp"] = round(1_000 * per_stamp, 3)
         result.figures[f"{name}leader_cores"] = round(cluster.leader_s / seconds, 3)
-        result.figures[f"{name}leader_memory_mib"] = round((_resident() - before) / (1 << 20), 1)
+        result.figures[f"{name}leader_memory_mib"] = round(_size_of(cluster.leader) / (1 << 20), 1)
     return result
 
 
-def _resident() -> int:
-    """Bytes of this process."""
-    return int(psutil.Process().memory_info().rss)
+def _size_of(root: object) -> int:
+    """Bytes of an object and of all that it refers to, but for code."""
+    seen, todo, size = {id(root)}, [root], 0
+    while todo:
+        one = todo.pop()
+        size += sys.getsizeof(one)
+        for other in gc.get_referents(one):
+            if id(other) not in seen and not isinstance(other, _CODE):
+                seen.add(id(other))
+                todo.append(other)
+    return size
