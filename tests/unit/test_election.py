@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import TermRecord
 from keytide.kafka import fenced_writer
 from keytide.kafka.admin import KafkaUnavailableError
+from keytide.model.protocol import SPOKEN
 from keytide.settings.settings import Settings, load_settings
 
 LOST = KafkaError(KafkaError.INVALID_TXN_STATE, "no", fatal=True)
@@ -158,3 +160,13 @@ def test_of_a_transaction_that_is_written_again_the_last_one_counts(monkeypatch:
     world.writer.term = 5
     world.producers[0].offset, world.offsets = 40, [43]
     assert world.write() == 44
+
+
+def test_a_claim_says_what_the_leader_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By it nodes know whether they may say what has changed (R53)."""
+    written: list[Any] = []
+    writer: Any = SimpleNamespace(term=0, fence=lambda: None, write=written.extend)
+    monkeypatch.setattr(election, "read_catalog", lambda settings: Catalog())
+    term, catalog = election.claim_term(load_settings(), writer, "c1")
+    assert (term, catalog.leader_protocol) == (1, SPOKEN)
+    assert dict(written)["term"].protocol == SPOKEN

@@ -11,7 +11,9 @@ from msgspec.structs import replace
 
 from keytide.catalog.catalog import Catalog
 from keytide.errors import RetryableError
+from keytide.model.protocol import SPOKEN
 from keytide.model.timestamp import Timestamp
+from keytide.wire.heartbeats import WHOLE_EACH, HeartbeatWriter
 from keytide.wire.messages import NodeHeartbeat, SliceStatus, encode
 from streaming.repair import slices as channel
 from streaming.repair.slices import SliceChannel, SliceStatuses, lacking
@@ -138,3 +140,31 @@ def test_it_ends_when_it_is_asked_to(scene: Scene) -> None:
     scene.stop = True
     with pytest.raises(RetryableError, match="asked to end"):
         scene.wait()
+
+
+def test_nodes_that_say_what_has_changed_are_understood_from_the_middle_on(scene: Scene) -> None:
+    """Two of them have said all before anybody read, and one beat is lost."""
+    writers = {node: HeartbeatWriter() for node in ("n1", "n2", "n3")}
+
+    def poll(_: float) -> list[Any]:
+        scene.clock += 0.5
+        if scene.clock >= 1_002:
+            scene.says["n2"] = [status(0, **DONE)]
+        beats = [
+            writer.write(NodeHeartbeat(node, "", 1, 0, scene.says[node], 0, 0, 0), 1, SPOKEN)
+            for node, writer in writers.items()
+        ]
+        heard = beats[:2] if scene.clock == 1_003 else beats
+        return [SimpleNamespace(value=lambda one=one: encode(one)) for one in heard]
+
+    for node in ("n1", "n2"):
+        for _ in range(3):
+            writers[node].write(NodeHeartbeat(node, "", 1, 0, scene.says[node], 0, 0, 0), 1, SPOKEN)
+    reports: Any = SimpleNamespace(poll=poll)
+    scene.channel._reports = reports
+    took = []
+    for _ in range(3):
+        began = scene.clock
+        assert sorted(scene.wait(WHOLE_EACH)) == [("n1", 0), ("n2", 0), ("n3", 1)]
+        took.append(scene.clock - began)
+    assert took == [3.5, 1.5, 0.5], "until all was said, again by who was missed, and then by every heartbeat"
