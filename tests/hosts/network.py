@@ -1,9 +1,9 @@
-"""Several hosts on one machine: network namespaces on a bridge, whose links can be cut, one way, too, or
-slowed.
+"""Several hosts on one machine: network namespaces on a bridge, whose links can be cut, slowed, or made to
+take time and lose frames; one way, too.
 
 Linux lets whoever may administer the network do that (`available` says why not). The host of the tests is on
 the bridge as well, and reaches all. What a link drops it drops by a token bucket that no packet fits into
-(`tc-tbf`): kernels without `netem` have that, too.
+(`tc-tbf`): kernels without `netem` have that, too. What takes time goes through a `Relay`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
+
+from tests.hosts.relay import Impairment, Relay
 
 NOTHING: Final = ("tbf", "rate", "8bit", "burst", "1", "limit", "1")
 """A token bucket that lets no packet through."""
@@ -130,6 +133,24 @@ class Network:
         end = ("-n", self._namespace(host), "qdisc")
         with self._queue(end, "eth0", limits), self._queue(("qdisc",), self._link(host), limits):
             yield
+
+    @contextmanager
+    def impaired(self, host: int, sent: Impairment, heard: Impairment) -> Iterator[None]:
+        """A host whose cable goes through a relay: what befalls the frames that it sends, and that it is to
+        hear."""
+        link, plug, end = self._link(host), f"{self._tag}p{host}", f"{self._tag}r{host}"
+        _run("ip", "link", "add", plug, "type", "veth", "peer", "name", end)
+        try:
+            for device in (link, end):  # this machine is on the bridge; it must not answer on the cable, too
+                Path(f"/proc/sys/net/ipv4/conf/{device}/arp_ignore").write_text("8")
+            _run("ip", "link", "set", end, "up")
+            _run("ip", "link", "set", link, "nomaster")
+            _run("ip", "link", "set", plug, "master", self._bridge, "up")
+            with closing(Relay((link, end), sent, heard)):
+                yield
+        finally:
+            _run("ip", "link", "del", plug)
+            _run("ip", "link", "set", link, "master", self._bridge)
 
     @contextmanager
     def _queue(self, tool: tuple[str, ...], device: str, kind: tuple[str, ...]) -> Iterator[None]:
