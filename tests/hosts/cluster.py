@@ -4,7 +4,11 @@ and a projector, as a small production has it."""
 from __future__ import annotations
 
 import os
+import struct
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +27,7 @@ from keytide.cli.admin import Admin
 from keytide.client import Client
 from keytide.process.worker import Worker, logged
 from tests.hosts.network import Network
+from tests.integration.disks import MIB, NODE_RESERVE, SmallDisk
 from tests.integration.world import World, wait_for
 
 TOKEN: Final = "tests-only"
@@ -30,6 +35,8 @@ BROKER, CONTROLLER, COORDINATOR, NODE = 9092, 9093, 8091, 8093
 """Ports, the same on each host."""
 START_S: Final = 120.0
 RESTART_S: Final = 1.0
+DISK_BYTES: Final = NODE_RESERVE + 600 * MIB
+_CLOCK = Path(__file__).parent / "clock"
 _JVM = ("-Xms64m", "-Xmx320m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 SETTINGS: Final = {
     "KEYTIDE_TOPICS__REPLICATION_FACTOR": "3",
@@ -42,7 +49,7 @@ SETTINGS: Final = {
 
 
 class HostCluster:
-    """All parts, each on its host.
+    """All parts, each on its host, which has a small disk and a clock of its own.
 
     Args:
         network: with its hosts.
@@ -50,6 +57,7 @@ class HostCluster:
 
     Attributes:
         services: all processes by name, as in `coordinator-1`; those of one host bear its number.
+        disks: of each host, with all that its parts keep; their logs are elsewhere.
     """
 
     name = "keytide"
@@ -59,6 +67,11 @@ class HostCluster:
         self.data_dir = data_dir
         self.hosts = range(hosts)
         self.services: dict[str, ChildProcess] = {}
+        self.disks = [SmallDisk(data_dir / f"host-{host + 1}", DISK_BYTES) for host in self.hosts]
+        self._mounted: list[SmallDisk] = []
+        self._down: set[str] = set()
+        self._lock = threading.Lock()
+        """Nothing is started while something is killed."""
         self._cluster_id = new_cluster_id()
         self._supervisor = Worker("supervisor", logged, self._watch)
 
@@ -97,16 +110,44 @@ class HostCluster:
         for child in self.services.values():
             if child.running:
                 child.kill()
+        while self._mounted:
+            self._mounted.pop().unmount()
+
+    @contextmanager
+    def down(self, *names: str) -> Iterator[None]:
+        """Parts that are killed (SIGKILL, with all that they have started) and stay so for the block."""
+        with self._lock:
+            self._down.update(names)
+            for name in names:
+                self.services[name].kill()
+        try:
+            yield
+        finally:
+            self._down.difference_update(names)
+
+    def set_clock(self, host: int, seconds: float) -> None:
+        """Have a host's clock be off by so much; `tests/hosts/clock` says for whom."""
+        with self._clock(host).open("r+b") as file:
+            file.write(struct.pack("d", seconds))
+
+    def _clock(self, host: int) -> Path:
+        return self.data_dir / f"clock-{host + 1}"
 
     def _watch(self) -> None:
         """Start again what has ended, as a host's own supervisor does: a coordinator that was replaced, or
         that Kafka stays away from, ends."""
         while not self._supervisor.stopping.wait(RESTART_S):
-            for child in list(self.services.values()):
-                if not child.running and not self._supervisor.stopping.is_set():
-                    child.start()
+            with self._lock:
+                for name, child in self.services.items():
+                    if not child.running and name not in self._down:
+                        child.start()
 
     def _start(self) -> None:
+        (self.data_dir / "logs").mkdir()
+        for host, disk in zip(self.hosts, self.disks, strict=True):
+            disk.mount()
+            self._mounted.append(disk)
+            self._clock(host).write_bytes(struct.pack("d", 0.0))
         formatting = [self._broker(host) for host in self.hosts]
         for one in formatting:
             assert one.wait(START_S) == 0, one.log.read_text()
@@ -155,7 +196,9 @@ class HostCluster:
             **os.environ,
             "KEYTIDE_CLUSTER": self.name,
             "KEYTIDE_KAFKA__BOOTSTRAP": self.bootstrap,
-            "KEYTIDE_DATA_DIR": str(self.data_dir / name),
+            "KEYTIDE_DATA_DIR": str(self.disks[host].folder / name),
+            "KEYTIDE_TEST_CLOCK": str(self._clock(host)),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(_CLOCK), os.environ.get("PYTHONPATH")))),
             "PYTHONUNBUFFERED": "1",
             **SETTINGS,
             **more,
@@ -167,8 +210,8 @@ class HostCluster:
     def _broker(self, host: int) -> ChildProcess:
         """Define a broker; what formats its folder."""
         number, address = host + 1, self.network.address(host)
-        folder = self.data_dir / f"kafka-{number}"
-        (folder / "logs").mkdir(parents=True)
+        folder, logs = self.disks[host].folder / f"kafka-{number}", self.data_dir / "logs"
+        folder.mkdir()
         voters = (f"{one + 1}@{self.network.address(one)}:{CONTROLLER}" for one in self.hosts)
         listener = f"PLAINTEXT://{address}:{BROKER}"
         lines: dict[str, object] = {
@@ -202,19 +245,19 @@ class HostCluster:
         }
         config, log4j = folder / "server.properties", folder / "log4j2.xml"
         config.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
-        log4j.write_text(_LOG4J.format(logs=folder / "logs"))
+        log4j.write_text(_LOG4J.format(logs=logs / f"kafka-{number}"))
         classpath = ":".join(map(str, broker_classpath()))
         java = [str(find_java().path), "-cp", classpath, f"-Dlog4j2.configurationFile=file:{log4j}"]
         tool = [*java, "-Xmx128m", "kafka.tools.StorageTool", "format", "--ignore-formatted"]
         self.services[f"kafka-{number}"] = ChildProcess(
             f"broker {number}",
             [*self.network.on(host), *java, *_JVM, "kafka.Kafka", str(config)],
-            log=folder / "logs" / "kafka.out",
+            log=logs / f"kafka-{number}.log",
         )
         return ChildProcess(
             f"format {number}",
             [*tool, "-t", self._cluster_id, "-c", str(config)],
-            log=folder / "logs" / "format.out",
+            log=logs / f"format-{number}.log",
         ).start()
 
 

@@ -7,23 +7,19 @@ are skipped, and say so.
 
 from __future__ import annotations
 
-import errno
-import shutil
-import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from deploy.cluster import LocalCluster
 from tests.chaos.scene import Scene
+from tests.integration.disks import MIB, NODE_RESERVE, SmallDisk
 from tests.integration.world import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(900)]
 
-MIB = 1024 * 1024
 SETTINGS = {
     "KEYTIDE_BUILD__BATCH_DOCUMENTS": "1000",
     "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
@@ -35,42 +31,6 @@ SETTINGS = {
     "KEYTIDE_INDEXER__DELTA_AGE_S": "1",
     "KEYTIDE_PROJECTOR__SESSION_TIMEOUT_MS": "6000",
 }
-NODE_RESERVE = 256 * MIB
-"""What a node leaves free; folds may use three quarters of it."""
-
-
-class SmallDisk:
-    """A file system of its own on a folder."""
-
-    def __init__(self, folder: Path, size: int) -> None:
-        self.folder = folder
-        self._size = size
-        self._ballast = folder / "ballast"
-
-    def mount(self) -> None:
-        self.folder.mkdir(parents=True)
-        command = ["mount", "-t", "tmpfs", "-o", f"size={self._size}", "tmpfs", str(self.folder)]
-        run = subprocess.run(command, capture_output=True, text=True, check=False)
-        if run.returncode != 0:
-            pytest.skip(f"a small disk needs the right to mount one: {run.stderr.strip()}")
-
-    def unmount(self) -> None:
-        subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
-
-    @contextmanager
-    def full(self, left: int) -> Iterator[None]:
-        """While the block runs, only so many bytes are free."""
-        try:
-            with self._ballast.open("wb", buffering=0) as file:
-                try:
-                    while (more := shutil.disk_usage(self.folder).free - left) > 0:
-                        file.write(bytes(min(more, MIB)))
-                except OSError as error:  # others write there, too, and took what was left
-                    if error.errno != errno.ENOSPC:
-                        raise
-            yield
-        finally:
-            self._ballast.unlink()
 
 
 Disks = dict[str, SmallDisk]
