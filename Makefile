@@ -81,6 +81,7 @@ soak: jars
 	KEYTIDE_MATRIX=all $(PYTEST) -m fault tests/integration tests/hosts
 	KEYTIDE_MATRIX=all $(PYTEST) tests/integration/test_acceptance_7.py
 	$(BIN)/python -m tests.chaos --minutes $${KEYTIDE_MINUTES:-60} --seed $${KEYTIDE_SEED:-1} $(ARGS)
+	$(BIN)/python -m tests.hosts --soak --minutes 10 --seed $${KEYTIDE_SEED:-1}
 
 # The documentation site, in build/site (`make check` builds it too, and looks at its links).
 site: $(STAMP)

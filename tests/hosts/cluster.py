@@ -197,7 +197,7 @@ class HostCluster:
             "KEYTIDE_CLUSTER": self.name,
             "KEYTIDE_KAFKA__BOOTSTRAP": self.bootstrap,
             "KEYTIDE_DATA_DIR": str(self.disks[host].folder / name),
-            "KEYTIDE_TEST_CLOCK": str(self._clock(host)),
+            "TEST_BED_CLOCK": str(self._clock(host)),
             "PYTHONPATH": os.pathsep.join(filter(None, (str(_CLOCK), os.environ.get("PYTHONPATH")))),
             "PYTHONUNBUFFERED": "1",
             **SETTINGS,

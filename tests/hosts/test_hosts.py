@@ -1,5 +1,6 @@
 """Three hosts with addresses of their own, each with a broker, a coordinator, a node and a projector: one
-after the other loses its link, both ways or one way, or has a slow one."""
+after the other loses its link, both ways or one way, or has a slow one; and for a minute nemeses of all kinds
+strike beside clients whose history is checked."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from deploy.cluster import LocalCluster
 from keytide.errors import KeytideError
 from tests.hosts.cluster import HostCluster, HostWorld
 from tests.hosts.network import Network, available
+from tests.hosts.soak import soak
+from tests.hosts.workload import prepare
 from tests.integration.orders import INDEX, TOPIC, Readers, by_customer, order
 from tests.integration.world import Writer, wait_for
 
@@ -28,6 +31,9 @@ STRUCK = [("cut", 0), ("deaf", 2)]
 """What befalls which host."""
 if os.environ.get("KEYTIDE_MATRIX") == "all":
     STRUCK += [("mute", 1), ("slow", 0)]
+
+SOAK_S = 45.0
+"""No nemesis begins later."""
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +90,12 @@ def test_no_scan_is_refused_while_a_host_is_cut_off(
     rows = world.check_at_end(INDEX, TOPIC, by_customer, (False, True))
     assert rows > 0
     wait_for(lambda: _live(world) == 3, "all nodes are heard again", 120)
+
+
+def test_histories_of_clients_are_right_beside_nemeses(hosts: tuple[HostWorld, Network]) -> None:
+    """`make soak` has ten minutes of it, with all nemeses."""
+    world, network = hosts
+    prepare(world)
+    seed = int(os.environ.get("KEYTIDE_SEED", "1"))
+    history = soak(world, network, cast("HostCluster", world.cluster), SOAK_S, seed, print)
+    assert history.strikes

@@ -1,5 +1,5 @@
 """A clock that is wrong, for Python processes of the test bed with this folder on PYTHONPATH: `time.time` and
-`time.time_ns` are off by the seconds (a double) in the file that KEYTIDE_TEST_CLOCK names, as long as they
+`time.time_ns` are off by the seconds (a double) in the file that TEST_BED_CLOCK names, as long as they
 are in it. What is not written in Python (librdkafka, Java) has the machine's clock."""
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ def _set_off(path: str) -> None:
     time.time_ns = lambda: right_ns() + int(seconds(offset)[0] * 1e9)
 
 
-if "KEYTIDE_TEST_CLOCK" in os.environ:
-    _set_off(os.environ["KEYTIDE_TEST_CLOCK"])
+if "TEST_BED_CLOCK" in os.environ:
+    _set_off(os.environ["TEST_BED_CLOCK"])
