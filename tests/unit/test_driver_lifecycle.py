@@ -73,7 +73,7 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
         (RuntimeError("?"), core.EXIT_RETRY, "again: driver-failed: ?"),
         (BuildImpossibleError("it is gone"), core.EXIT_NEVER, "never: build-impossible: it is gone"),
         (ReadLostError("from 3 on"), core.EXIT_READ_LOST, "again: read-lost: from 3 on"),
-        (JournalLostError("no folder"), core.EXIT_JOURNAL_LOST, "checkpoint-lost: no folder"),
+        (JournalLostError("no folder"), core.EXIT_JOURNAL_LOST, "journal-lost: no folder"),
     ],
 )
 def test_each_end_has_its_status_and_is_said(
