@@ -6,8 +6,9 @@ entry.
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from confluent_kafka import Producer
 
@@ -47,10 +48,24 @@ def document(number: int, version: int = 0) -> bytes:
     )
 
 
-def load(bootstrap: str, topic: str, numbers: Iterable[int], version: int = 0, per_second: int = 0) -> int:
+def padded(number: int, version: int = 0) -> bytes:
+    """A document with 900 bytes more, which differ from any other's and do not compress."""
+    pad = hashlib.shake_128(b"%d %d" % (number, version)).hexdigest(450).encode()
+    return document(number, version)[:-1] + b',"pad":"%s"}' % pad
+
+
+def load(
+    bootstrap: str,
+    topic: str,
+    numbers: Iterable[int],
+    version: int = 0,
+    per_second: int = 0,
+    make: Callable[[int, int], bytes] = document,
+) -> int:
     """Write documents with librdkafka. Returns how many; all are acknowledged when this returns.
 
     Args:
+        make: document `number` in a version.
         per_second: pace; 0 for as fast as it goes.
     """
     producer = Producer(
@@ -69,7 +84,7 @@ def load(bootstrap: str, topic: str, numbers: Iterable[int], version: int = 0, p
     for number in numbers:
         while True:
             try:
-                producer.produce(topic, document(number, version), document_id(number))
+                producer.produce(topic, make(number, version), document_id(number))
                 break
             except BufferError:
                 producer.poll(0.05)

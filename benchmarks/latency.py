@@ -7,7 +7,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -137,14 +137,23 @@ def probes(bench: Bench, count: int) -> list[float]:
 
 
 @contextmanager
-def writing(bench: Bench, per_second: int) -> Iterator[_Rate]:
-    """Updates of existing documents at a rate, in a process of their own, while the block runs."""
+def writing(
+    bench: Bench, per_second: int, make: Callable[[int, int], bytes] = document, of: int = 50_000
+) -> Iterator[_Rate]:
+    """Updates of existing documents at a rate, in a process of their own, while the block runs.
+
+    Args:
+        make: as for `load`.
+        of: so many documents are updated, one after the other.
+    """
     import multiprocessing
 
     context = multiprocessing.get_context("spawn")
     counter = context.Value("q", 0)
     stop = context.Event()
-    writer = context.Process(target=_write, args=(bench.bootstrap, per_second, counter, stop), daemon=True)
+    writer = context.Process(
+        target=_write, args=(bench.bootstrap, per_second, counter, stop, make, of), daemon=True
+    )
     writer.start()
     while counter.value < per_second:  # one second's worth: the stream flows
         time.sleep(0.05)
@@ -168,13 +177,20 @@ class _Rate:
         return round(written / (time.monotonic() - self._began))
 
 
-def _write(bootstrap: str, per_second: int, counter: Any, stop: threading.Event) -> None:
+def _write(
+    bootstrap: str,
+    per_second: int,
+    counter: Any,
+    stop: threading.Event,
+    make: Callable[[int, int], bytes],
+    of: int,
+) -> None:
     def numbers() -> Iterator[int]:
         number = 0
         while not stop.is_set():
-            yield number % 50_000
+            yield number % of
             number += 1
             if number % 500 == 0:
                 counter.value = number
 
-    load(bootstrap, TOPIC, numbers(), version=2, per_second=per_second)
+    load(bootstrap, TOPIC, numbers(), version=2, per_second=per_second, make=make)

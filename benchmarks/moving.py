@@ -1,0 +1,272 @@
+"""What it takes to move slices, and what readers and writers notice of it (acceptance 24 and 25).
+
+Beside what moves, documents are updated at 5,000 a second and one connection asks for 100 rows 200 times a
+second, through a node that is not the one that is emptied or filled. Percentiles are of whole scans, from
+when each was due: one that stands still makes those behind it late, as it would for users.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import threading
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from benchmarks.documents import CITIES, PARTITIONS, load, padded
+from benchmarks.harness import Bench, Result, machine_state, percentiles, progress_line, say
+from benchmarks.latency import writing
+from benchmarks.throughput import BY_CITY, MILLION, TOPIC
+from keytide.errors import invariant
+
+UPDATES_PER_S: Final = 5_000
+SCANS_PER_S: Final = 200
+LIMIT_BYTES_PER_S: Final = 100_000_000
+BASELINE_S: Final = 20.0
+LIMIT_S: Final = 600.0
+PADDED: Final = (
+    "CREATE INDEX by_city ON people (city, age) INCLUDE (pad) PARTITION BY HASH(id) "
+    "WITH (slices=1, replicas=0)"
+)
+SETTINGS: Final = {
+    "KEYTIDE_INDEXER__COPY_RATE": str(LIMIT_BYTES_PER_S),
+    "KEYTIDE_BUILD__VERIFY": "false",
+}
+
+
+def move(documents: int = MILLION) -> Result:
+    """One slice of about 1 GB moves at a limit of 100 MB/s: from `keytide node drain` to an empty node."""
+    result = Result("move", machine=machine_state())
+    with Bench(nodes=3, settings=SETTINGS) as bench:
+        bench.make_topic(TOPIC, PARTITIONS)
+        load(bench.bootstrap, TOPIC, range(documents), make=padded)
+        bench.create_index(PADDED)
+        (placed,) = bench.admin.call("GET", "/v1/indexes/by_city")["placement"]
+        nodes = sorted(url_of(bench))
+        asked = next(node for node in nodes if node not in placed)
+        with (
+            writing(bench, UPDATES_PER_S, padded, documents),
+            Scans(bench, url_of(bench)[asked]) as scans,
+            Copied(bench) as copied,
+        ):
+            before = _baseline(bench, scans)
+            with bench.measured(result), scans.part("moving"):
+                began, had = time.monotonic(), indexed(bench)
+                job = bench.admin.call("POST", f"/v1/nodes/{placed[0]}/drain")
+                wait_job(bench, job["id"])
+                seconds = time.monotonic() - began
+                during = (indexed(bench) - had) / (time.monotonic() - began)
+            result.figures["seconds"] = round(seconds, 2)
+            result.figures["copied_mb"] = round(copied.bytes / 1e6)
+            result.figures["copied_mb_per_s"] = round(copied.bytes / 1e6 / copied.seconds, 1)
+            _compare(result, scans, before, during)
+    result.sizes = {"documents": documents, "slices": 1, "nodes": 3, "limit_mb_per_s": 100, **_SIZES}
+    return result
+
+
+def join(documents: int = MILLION) -> Result:
+    """A fourth node joins three that have two copies of each of 8 slices; an index is
+    created while it is filled."""
+    result = Result("join", machine=machine_state())
+    with Bench(nodes=4, settings=SETTINGS, supervise=False) as bench:
+        bench.cluster.kill("node-4")
+        _wait(lambda: len(live(bench)) == 3, "the fourth node is missed")
+        bench.make_topic(TOPIC, PARTITIONS)
+        load(bench.bootstrap, TOPIC, range(documents))
+        bench.create_index(BY_CITY.replace("slices=8", "slices=8, replicas=1"))
+        with writing(bench, UPDATES_PER_S), Scans(bench, url_of(bench)["node-1"]) as scans:
+            before = _baseline(bench, scans)
+            bench.cluster.restart("node-4")
+            _wait(lambda: len(live(bench)) == 4, "the fourth node is heard")
+            plan = bench.admin.call("POST", "/v1/rebalance", {"dry_run": True})
+            with bench.measured(result), scans.part("moving"):
+                began, had = time.monotonic(), indexed(bench)
+                job = bench.admin.call("POST", "/v1/rebalance")
+                created = bench.admin.call(
+                    "POST",
+                    "/v1/statements",
+                    {"statement": "CREATE INDEX by_age ON people (age) WITH (slices=2)"},
+                )
+                done = wait_job(bench, job["id"])
+                seconds = time.monotonic() - began
+                during = (indexed(bench) - had) / (time.monotonic() - began)
+            entries = entries_by_node(bench)
+            bench.wait_build(created["build"])
+            result.figures["seconds"] = round(seconds, 2)
+            result.figures["moves_planned"] = len(plan["moves"])
+            result.figures["moves_done"] = done["rebalance"]["moves_done"]
+            average = sum(entries.values()) / 4
+            result.figures["farthest_from_average"] = round(
+                max(abs(entries[f"node-{n}"] - average) for n in range(1, 5)) / average, 3
+            )
+            _compare(result, scans, before, during)
+    result.sizes = {"documents": documents, "slices": 8, "replicas": 1, "nodes": 4, **_SIZES}
+    return result
+
+
+_SIZES: Final = {"updates_per_s": UPDATES_PER_S, "scans_per_s": SCANS_PER_S, "rows": 100}
+
+
+def _baseline(bench: Bench, scans: Scans) -> float:
+    """Some time in which nothing moves; documents indexed per second."""
+    with scans.part("quiet"):
+        began, had = time.monotonic(), indexed(bench)
+        time.sleep(BASELINE_S)
+        return (indexed(bench) - had) / (time.monotonic() - began)
+
+
+def _compare(result: Result, scans: Scans, before: float, during: float) -> None:
+    """What readers and writers notice."""
+    for name in ("quiet", "moving"):
+        result.figures.update({f"{name}_{key}": value for key, value in percentiles(scans.ms[name]).items()})
+        result.figures[f"{name}_slowest_ms"] = round(max(scans.ms[name]), 1)
+    result.figures["scans_refused"] = sum(scans.refused.values())
+    result.figures["indexed_per_s"] = round(during)
+    result.figures["indexed_per_s_quiet"] = round(before)
+    for why, count in scans.refused.items():
+        say(f"refused {count} times: {why}")
+
+
+# --- what is asked of the cluster -----------------------------------------------------------------------
+
+
+def url_of(bench: Bench) -> dict[str, str]:
+    """Where each node answers, by name."""
+    return {name: f"http://127.0.0.1:{port}" for name, port in bench.cluster.ports.items() if "node" in name}
+
+
+def live(bench: Bench) -> list[str]:
+    """The nodes that are heard."""
+    return [node["id"] for node in bench.admin.call("GET", "/v1/nodes") if node["live"]]
+
+
+def indexed(bench: Bench) -> int:
+    """Offsets of the source that stable scans include, of all partitions together."""
+    return sum(bench.admin.call("GET", "/v1/indexes/by_city")["timestamp"].values())
+
+
+def entries_by_node(bench: Bench) -> dict[str, int]:
+    """Entries of all copies that count."""
+    found: dict[str, int] = defaultdict(int)
+    for one in bench.admin.call("GET", "/v1/indexes/by_city/slices"):
+        found[one["node"]] += one["entries"] or 0
+    return found
+
+
+def wait_job(bench: Bench, id_: str) -> dict[str, Any]:
+    """A job that is DONE."""
+    shown: dict[str, Any] = {}
+
+    def done() -> bool:
+        shown.update(bench.admin.call("GET", f"/v1/jobs/{id_}"))
+        progress_line(shown["detail"])
+        return bool(shown["state"] == "DONE")
+
+    _wait(done, f"{id_} is done")
+    return shown
+
+
+def _wait(done: Any, what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not done():
+        invariant(time.monotonic() < deadline, "BenchmarkWait", f"{what}: not after {LIMIT_S:.0f} s")
+        time.sleep(0.1)
+
+
+class Copied:
+    """Bytes that copies were filled with on any node, and for how long they came, while the block runs."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._urls = url_of(bench).values()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._seen: list[tuple[float, int]] = []
+
+    @property
+    def bytes(self) -> int:
+        """All of them."""
+        return self._seen[-1][1]
+
+    @property
+    def seconds(self) -> float:
+        """From the last moment without to the first with all."""
+        first = max(at for at, size in self._seen if size == 0)
+        return min(at for at, size in self._seen if size == self.bytes) - first
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.25):
+            self._seen.append((time.monotonic(), sum(map(self._of, self._urls))))
+
+    @staticmethod
+    def _of(url: str) -> int:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+            for line in answer.read().decode().splitlines():
+                if line.startswith("keytide_node_copied_bytes_total"):
+                    return int(float(line.split()[1]))
+        return 0
+
+    def __enter__(self) -> Copied:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(30)
+
+
+class Scans:
+    """Scans at a rate through one node, while the block runs.
+
+    Attributes:
+        ms: part -> of each scan that was due in it.
+        refused: why -> how often.
+    """
+
+    def __init__(self, bench: Bench, url: str) -> None:
+        self.ms: dict[str, list[float]] = defaultdict(list)
+        self.refused: dict[str, int] = defaultdict(int)
+        self._part = ""
+        self._address = urlsplit(url)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Keep what is measured in the block under a name."""
+        self._part = name
+        try:
+            yield
+        finally:
+            self._part = ""
+
+    def _run(self) -> None:
+        chance, due = random.Random(7), time.perf_counter()
+        connection = http.client.HTTPConnection(self._address.hostname or "", self._address.port, timeout=60)
+        while not self._stop.is_set():
+            due += 1 / SCANS_PER_S
+            if (ahead := due - time.perf_counter()) > 0:
+                time.sleep(ahead)
+            part = self._part
+            body = json.dumps({"low": [f"city-{chance.randrange(CITIES - 100):05}"], "limit": 100}).encode()
+            connection.request("POST", "/v1/indexes/by_city/scan", body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            answer = response.read()
+            if response.status != 200:
+                self.refused[json.loads(answer)["type"]] += 1
+            elif part:
+                self.ms[part].append((time.perf_counter() - due) * 1000)
+        connection.close()
+
+    def __enter__(self) -> Scans:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(90)
