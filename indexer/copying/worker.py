@@ -68,6 +68,7 @@ class CopyWorker:
         nodes: asks them; closed with this.
         open_filling: opens what is in a folder.
         rate: bytes of answers per second, of all copies that have no rate of their own; 0 for no limit.
+        count: told the bytes of each answer.
     """
 
     def __init__(
@@ -77,12 +78,14 @@ class CopyWorker:
         nodes: BlockingNodeClient,
         open_filling: Callable[[Path], StoreFilling],
         rate: int,
+        count: Callable[[int], object],
     ) -> None:
         self._catalog = catalog
         self._node_url = node_url
         self._nodes = nodes
         self._open_filling = open_filling
         self._limit = RateLimit(rate)
+        self._count = count
         self._jobs: dict[str, _Job] = {}
         self._threads: dict[Path, Worker] = {}
         self._failure: BaseException | None = None
@@ -199,21 +202,23 @@ class CopyWorker:
         """Whether it is done."""
         job.progress = job.progress._replace(rows=target.rows)
         while not target.done:
+            asked = monotonic()
             body = self._ask(copy, target)
             if self._elsewhere(job, copy):
                 return False
             if body is not None:
+                self._count(len(body))
                 target.take(body)
                 job.progress = FillProgress(target.rows, target.rows_total)
                 job.pause = FIRST_PAUSE_S
-                if not self._rest(job, copy, len(body)):
+                if not self._rest(job, copy, len(body), asked):
                     return False
         return True
 
-    def _rest(self, job: _Job, copy: CopyRecord, size: int) -> bool:
+    def _rest(self, job: _Job, copy: CopyRecord, size: int, asked: float) -> bool:
         """Rest after so many bytes. Returns whether it is to be filled on from where it was."""
         with self._lock:
-            job.limit.take(size, monotonic())
+            job.limit.take(size, asked)
         while True:
             job.news.clear()
             if self._elsewhere(job, copy):

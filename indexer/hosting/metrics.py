@@ -27,6 +27,7 @@ class NodeMetrics:
         commit: seconds that a commit of the mutation queue took, snapshot included.
         freshness: seconds from a record's timestamp until stable scans show it; of sampled records.
         evicted: documents that full slices have let go of (R4).
+        copied: bytes that copies on this node were filled with from other nodes.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -46,6 +47,11 @@ class NodeMetrics:
         self.evicted = Counter(
             "keytide_slice_evicted_documents",
             "Documents that full slices have let go of, for no timestamp reaches them",
+            registry=registry,
+        )
+        self.copied = Counter(
+            "keytide_node_copied_bytes",
+            "Bytes that copies of slices on this node were filled with from other nodes",
             registry=registry,
         )
         self._entries = Gauge("keytide_slice_entries", "Entries of a slice", labels, registry=registry)

@@ -69,7 +69,7 @@ class Ingest:
         self._consumer = NodeConsumer(settings, self._identity.confirmed)
         self._reporter = NodeReporter(settings, folder.node_id, url, now_ms())
         self._folds = FoldWorker(settings.indexer.stall_s)
-        self._copies = copy_worker(settings, node)
+        self._copies = copy_worker(settings, node, metrics)
         self._hosting = Hosting(
             folder,
             node,
@@ -205,7 +205,7 @@ class Ingest:
         self._identity.close()
 
 
-def copy_worker(settings: Settings, node: ServingNode) -> CopyWorker:
+def copy_worker(settings: Settings, node: ServingNode, metrics: NodeMetrics) -> CopyWorker:
     """What fills copies of slices on this node."""
     own = settings.indexer
     store = StoreSettings(base_map_bytes=own.base_map_bytes, fold_entries=own.delta_entries)
@@ -215,4 +215,5 @@ def copy_worker(settings: Settings, node: ServingNode) -> CopyWorker:
         BlockingNodeClient(settings.security.tls_authority),
         lambda folder: LmdbSliceFilling(folder, store),
         own.copy_rate,
+        metrics.copied.inc,
     )

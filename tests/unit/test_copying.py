@@ -34,6 +34,7 @@ from indexer.copying.messages import (
     read_chunk,
     read_request,
 )
+from indexer.copying.rate_limit import LATE_S, RateLimit
 from indexer.copying.source import IDLE_MS, MOST_EXPORTS, CopySources
 from indexer.copying.target import CopyTarget
 from indexer.copying.worker import CopyWorker
@@ -539,12 +540,14 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.setattr(worker_module, "LONGEST_PAUSE_S", 0.05)
     made: list[CopyWorker] = []
 
-    def worker(wire: Wire, open_filling: Any = None, rate: int = 0, urls: Any = None) -> CopyWorker:
+    def worker(
+        wire: Wire, open_filling: Any = None, rate: int = 0, urls: Any = None, count: Any = int
+    ) -> CopyWorker:
         urls = {"n0": "http://127.0.0.1:1"} if urls is None else urls
         client = BlockingNodeClient("", httpx.MockTransport(wire))
         fillings: dict[Path, MemorySliceFilling] = {}
         memory = lambda folder: fillings.setdefault(folder, MemorySliceFilling())  # noqa: E731
-        one = CopyWorker(lambda: catalog_of(COPY), urls.get, client, open_filling or memory, rate)
+        one = CopyWorker(lambda: catalog_of(COPY), urls.get, client, open_filling or memory, rate, count)
         made.append(one)
         return one
 
@@ -668,11 +671,40 @@ def test_another_source_takes_over_and_a_copy_that_is_left_is_touched_no_more(
 
 
 def test_the_rate_is_held(make: Make, source: Source, tmp_path: Path) -> None:
+    counted: list[int] = []
     began, wire = time.monotonic(), Wire(source)
-    worker = make(wire, rate=20_000)
+    worker = make(wire, rate=20_000, count=counted.append)
     worker.begin(COPY, tmp_path / "f")
     until(lambda: worker.look("c1").done)
+    assert counted == wire.sizes["c1"]
     assert time.monotonic() - began > 0.9 * sum(wire.sizes["c1"][:-1]) / 20_000 > 0.1
+
+
+@pytest.mark.parametrize("asking_s", [0.0, 0.003, 0.02])
+@pytest.mark.parametrize("late_s", [0.0, 0.002])
+def test_a_rate_is_kept_to_by_who_shares_it_however_long_an_answer_takes(
+    asking_s: float, late_s: float
+) -> None:
+    """Two that ask for 1 MB each, and rest, at 50 MB/s: no more than that after any time, and what it is at
+    the end."""
+    limit, size, now, taken = RateLimit(50_000_000), 1_000_000, 100.0, 0
+    next_ask = [now, now]
+    while now < 110.0:
+        who = next_ask.index(min(next_ask))
+        asked = next_ask[who]
+        now = asked + asking_s
+        limit.take(size, asked)
+        taken += size
+        next_ask[who] = max(limit.due, now) + late_s
+        assert taken - 2 * size <= 50_000_000 * (now - 100.0 + LATE_S)
+    assert taken == pytest.approx(500_000_000, rel=0.02)
+
+
+def test_a_rate_is_not_saved_up() -> None:
+    limit = RateLimit(1_000_000)
+    limit.take(1_000, 10.0)
+    limit.take(1_000, 70.0)
+    assert limit.due > 70.0
 
 
 def test_a_copy_has_its_own_rate_or_its_part_of_the_nodes(make: Make, source: Source, tmp_path: Path) -> None:
@@ -820,7 +852,7 @@ def test_a_bug_ends_the_worker_and_is_told(source: Source, tmp_path: Path) -> No
         raise ZeroDivisionError
 
     client = BlockingNodeClient("", httpx.MockTransport(Wire(source)))
-    worker = CopyWorker(lambda: source.catalog, lambda _: None, client, broken, 0)
+    worker = CopyWorker(lambda: source.catalog, lambda _: None, client, broken, 0, int)
     worker.begin(COPY, tmp_path / "f")
 
     def told() -> bool:
