@@ -85,14 +85,14 @@ class Leader:
         self.stability = TimestampIssuer(limits, term)
         self.speakers = Speakers(self.stability.nodes.live, self.stability.projectors)
         self.dictionary = Dictionary(catalog, cluster, self.speakers)
-        self.builds = Builds(self.dictionary, build_limits, self.stability.nodes)
+        self.queue_sizes = QueueSizes(limits.kafka_disk_bytes)
+        self.builds = Builds(self.dictionary, build_limits, self.stability.nodes, self.queue_sizes)
         self.jobs = self.builds.jobs
         self.sources: dict[str, SourceStatus] = {}
         self.foreign: list[str] = []
         self.term = term
         self.build_limits = build_limits
         self.rebuilds = Rebuilds(self.builds, self.stability.nodes, build_limits)
-        self.queue_sizes = QueueSizes()
         self.copies = Copies(self.builds.registry, self.stability, limits, build_limits, self.queue_sizes)
         self.loads = SliceLoads(self.stability.nodes, load_limits or LoadLimits())
         self.auto_splits = AutoSplits(self.builds, self.loads, auto_split_limits or AutoSplitLimits())

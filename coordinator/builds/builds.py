@@ -44,6 +44,7 @@ from coordinator.core.events import (
 )
 from coordinator.core.instructions import DeleteTopics, Instruction, Note, StartDriver
 from coordinator.core.nodes import HeardNodes
+from coordinator.core.queue_sizes import QueueSizes
 from coordinator.core.source_status import SourceStatus
 from coordinator.jobs.jobs import Jobs
 from coordinator.sources.layout_sources import gone, other_entries
@@ -64,12 +65,15 @@ class Builds:
         dictionary: the leader's.
         limits: settings.
         nodes: what indexer nodes say.
+        sizes: what Kafka says of its disks.
     """
 
-    def __init__(self, dictionary: Dictionary, limits: BuildLimits, nodes: HeardNodes) -> None:
+    def __init__(
+        self, dictionary: Dictionary, limits: BuildLimits, nodes: HeardNodes, sizes: QueueSizes
+    ) -> None:
         self.nodes = nodes
         self.registry = BuildRegistry(dictionary)
-        self.pausing = BuildPausing(self.registry, limits, nodes)
+        self.pausing = BuildPausing(self.registry, limits, nodes, sizes)
         self.phases = Phases(self.registry, nodes)
         self._limits = limits
         self._sampling = SplitSampling(self.registry, limits, self.pausing)

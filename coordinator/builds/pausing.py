@@ -6,6 +6,7 @@ becomes of coordinators meanwhile. The system's own pause ends when its reason i
 
     room        the disk of the drivers' folders is nearly full
     node-room   so is the disk of a node that the build fills slices on
+    kafka-room  so is a disk that Kafka has the cluster's topics on
     kafka       the source cannot be looked at
     spark       the driver has died again and again; it is tried again after growing pauses
     behind      slices do not keep up with the driver (a slow disk): their backfill queues would grow for ever
@@ -34,6 +35,7 @@ from coordinator.core.events import RoomSeen, SourceAway
 from coordinator.core.failure_detector import START_MS
 from coordinator.core.instructions import Instruction, Note, StartDriver, StopDriver
 from coordinator.core.nodes import HeardNode, HeardNodes
+from coordinator.core.queue_sizes import QueueSizes
 from coordinator.sources.source_checks import finished, target
 from keytide.catalog.records import BuildRecord
 
@@ -58,12 +60,16 @@ class BuildPausing:
 
     Args:
         nodes: what indexer nodes say.
+        sizes: what Kafka says of its disks.
 
     Attributes:
         room: the disk of the drivers' folders, as last seen; None before.
     """
 
-    def __init__(self, registry: BuildRegistry, limits: BuildLimits, nodes: HeardNodes) -> None:
+    def __init__(
+        self, registry: BuildRegistry, limits: BuildLimits, nodes: HeardNodes, sizes: QueueSizes
+    ) -> None:
+        self._sizes = sizes
         self._registry = registry
         self._limits = limits
         self._nodes = nodes
@@ -104,7 +110,7 @@ class BuildPausing:
     def _held_up(self, record: BuildRecord, found: PauseReason, now: int) -> list[Instruction]:
         """Something is in the way of a build that reads: pause; for longer each time that a disk was full
         before a micro-batch was finished."""
-        if found.cause not in ("room", "node-room"):
+        if found.cause not in ("room", "node-room", "kafka-room"):
             return self.pause(record, "system", found.text, now, found.cause)
         run, text = self._registry.run(record.id), found.text
         run.futile = run.futile + 1 if record.batches <= run.futile_batches else 0
@@ -155,6 +161,9 @@ class BuildPausing:
                     f"the disk of node {name} is full: {_left(node.heartbeat.disk_free, needed)}; make room"
                 )
                 yield PauseReason("node-room", f"{text} there, or drop what is not needed")
+        for disk in self._sizes.full:
+            text = f"{disk.words} is full: {_left(disk.free, _more(self._sizes.least, pauses))}; make room"
+            yield PauseReason("kafka-room", f"{text} there (setting coordinator.kafka_disk_free_bytes)")
         yield from self._behind(record, pauses)
 
     def _behind(self, record: BuildRecord, pauses: bool) -> Iterator[PauseReason]:

@@ -86,7 +86,7 @@ class BuildLimits:
     jobs: JobLimits = field(default_factory=JobLimits)
 
 
-Cause = Literal["", "room", "node-room", "kafka", "spark", "behind", "turn"]
+Cause = Literal["", "room", "node-room", "kafka-room", "kafka", "spark", "behind", "turn"]
 """Why the system has a build pause; "" when that is not known (any more)."""
 
 

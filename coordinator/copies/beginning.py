@@ -9,6 +9,7 @@ from typing import Literal
 
 from coordinator.builds.registry import BuildRegistry
 from coordinator.copies.choosing import Choosing, Purpose
+from coordinator.copies.held_back import HeldBack
 from coordinator.copies.reports import CopyReports, Slice
 from coordinator.core.instructions import Instruction, Note
 from coordinator.core.nodes import HeardNodes
@@ -22,6 +23,7 @@ class Beginnings:
 
     Args:
         registry: whose dictionary is changed.
+        held_back: on whose disk there is no room for a longer queue.
         room: bytes that stay free on a disk.
     """
 
@@ -30,6 +32,7 @@ class Beginnings:
         registry: BuildRegistry,
         nodes: HeardNodes,
         reports: CopyReports,
+        held_back: HeldBack,
         limits: StabilityLimits,
         room: int,
     ) -> None:
@@ -37,6 +40,7 @@ class Beginnings:
         self._dictionary = registry.dictionary
         self._nodes = nodes
         self._reports = reports
+        self._held_back = held_back
         self._limits = limits
         self._room = room
         self._lost_on: dict[Slice, str] = {}
@@ -82,6 +86,8 @@ class Beginnings:
         failures, lost_on = self._failures.get(key, {}), self._lost_on.get(key, "")
         if now < self._again_at.get(key, 0):
             return f"the end of a pause: {sum(failures.values())} attempts came to nothing", []
+        if (disk := self._held_back.disk(index, number)) is not None:
+            return f"room on {disk.words}: its queue is kept while a copy is filled", []
         source, words = choosing.source(index, number)
         if source is None:
             return words, []

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from coordinator.core.instructions import DriverTask
-from coordinator.core.queue_sizes import QueuePartition, QueueSize
+from coordinator.core.queue_sizes import KafkaDisk, QueuePartition, QueueSize
 from coordinator.core.source_status import SourceStatus
 from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.index_lists import WrittenSlice
@@ -234,6 +234,7 @@ class QueuesTrimmed:
         removed: how many offsets went.
         expired: (topic, partition) that lost what a silent node may not have read.
         sizes: of the queues that were to be measured; None when none were, or Kafka did not say.
+        disks: that they lie on, as far as Kafka says.
     """
 
     reached: dict[tuple[str, int], int]
@@ -241,6 +242,7 @@ class QueuesTrimmed:
     expired: tuple[tuple[str, int], ...]
     now: int
     sizes: dict[QueuePartition, QueueSize] | None = None
+    disks: tuple[KafkaDisk, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

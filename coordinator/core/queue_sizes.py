@@ -1,4 +1,4 @@
-"""How much is in mutation queues, as Kafka has said. Pure.
+"""How much is in mutation queues, and free on the disks that they lie on, as Kafka has said. Pure.
 
 Theory of operation. Kafka tells the bytes of a whole queue on a broker's disk, with what was deleted from the
 middle of its oldest segment. So the bytes between two offsets are worked out from by how much the queue has
@@ -9,7 +9,7 @@ anybody.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 QueuePartition = tuple[str, int]
@@ -29,25 +29,61 @@ class QueueSize(NamedTuple):
     bytes: int
 
 
+class KafkaDisk(NamedTuple):
+    """A folder of a broker's, and the disk below it.
+
+    Attributes:
+        free, total: bytes of the disk.
+        queues: what of the cluster's topics lies there.
+    """
+
+    broker: int
+    folder: str
+    free: int
+    total: int
+    queues: frozenset[QueuePartition]
+
+    @property
+    def words(self) -> str:
+        """The disk, for people."""
+        return f"the disk of {self.folder} of Kafka's broker {self.broker}"
+
+
 class QueueSizes:
     """The newest sizes.
+
+    Args:
+        least: bytes that are to be free on each disk of Kafka.
 
     Attributes:
         by_partition: what Kafka has told of each.
         untold: Kafka was asked and has not said.
+        disks: of Kafka, that have something of the cluster, as it has told.
+        full: those with less than is to be free, until they have a quarter more than that.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least: int = 0) -> None:
         self.by_partition: Mapping[QueuePartition, QueueSize] = {}
         self.untold = False
+        self.disks: Sequence[KafkaDisk] = ()
+        self.full: Sequence[KafkaDisk] = ()
+        self.least = least
         self._grown: dict[QueuePartition, tuple[int, int]] = {}
         """Bytes and offsets, the older ones halved at each growth."""
 
-    def told(self, sizes: Mapping[QueuePartition, QueueSize] | None) -> None:
-        """Take an answer over; None: there was none."""
+    def told(self, sizes: Mapping[QueuePartition, QueueSize] | None, disks: Sequence[KafkaDisk] = ()) -> None:
+        """Take an answer over; None: there was none, and no disk is known to be full."""
         self.untold = sizes is None
         if sizes is None:
+            self.disks = self.full = ()
             return
+        were = {(disk.broker, disk.folder) for disk in self.full}
+        self.disks = [disk for disk in disks if disk.queues]
+        self.full = [
+            disk
+            for disk in self.disks
+            if disk.free < self.least + (self.least // 4 if (disk.broker, disk.folder) in were else 0)
+        ]
         grown: dict[QueuePartition, tuple[int, int]] = {}
         for place, size in sizes.items():
             before = self.by_partition.get(place)
@@ -59,6 +95,10 @@ class QueueSizes:
                 offsets = offsets // 2 + size.end - before.end
             grown[place] = count, offsets
         self.by_partition, self._grown = dict(sizes), grown
+
+    def full_below(self, place: QueuePartition) -> KafkaDisk | None:
+        """The full disk that a queue lies on, if it does."""
+        return next((disk for disk in self.full if place in disk.queues), None)
 
     def between(self, place: QueuePartition, first: int, last: int | None = None) -> int:
         """About how many bytes lie in [first, last), as far as they are still there; 0 while that is not

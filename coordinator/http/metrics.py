@@ -126,7 +126,7 @@ def _states(leader: Leader, now: int) -> list[Family]:
 
 
 def _queues(leader: Leader) -> list[Family]:
-    """What mutation queues take in Kafka; nothing of those that it has not told of."""
+    """What mutation queues take in Kafka, and what is free there; nothing of what it has not told of."""
     size = GaugeMetricFamily(
         "keytide_queue_bytes",
         "What the mutation queue of a slice takes in Kafka, one replica of it",
@@ -146,7 +146,14 @@ def _queues(leader: Leader) -> list[Family]:
                 size.add_metric([names[record.id], str(number)], known.bytes)
                 kept = (leader.copies.held_back.of(record, number, node) for node in nodes)
                 held.add_metric([names[record.id], str(number)], max(kept, default=0))
-    return [size, held]
+    free = GaugeMetricFamily(
+        "keytide_kafka_disk_free_bytes",
+        "Free on a disk of Kafka that has topics of the cluster",
+        labels=["broker", "folder"],
+    )
+    for disk in leader.queue_sizes.disks:
+        free.add_metric([str(disk.broker), disk.folder], disk.free)
+    return [size, held, free]
 
 
 def _loads(leader: Leader) -> list[Family]:

@@ -1,21 +1,21 @@
 """How large queues are (see `coordinator.core.queue_sizes`). Blocks; one thread at a time.
 
-Bytes on the brokers' disks only an admin request tells that librdkafka has not: kafka-python asks
-(DescribeLogDirs, as `kafka-log-dirs.sh` does). Not all users may (DESCRIBE on the cluster).
+Bytes on the brokers' disks, and what is free there, only an admin request tells that librdkafka has not:
+kafka-python asks (DescribeLogDirs, as `kafka-log-dirs.sh` does). Not all users may (DESCRIBE on the cluster).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 
-from coordinator.core.queue_sizes import QueuePartition, QueueSize
+from coordinator.core.queue_sizes import KafkaDisk, QueuePartition, QueueSize
 from keytide.kafka.clients import AdminClient
 from keytide.kafka.kafka_python import python_client
 from keytide.kafka.log_repeats import Repeats
@@ -29,6 +29,13 @@ UNTOLD: Final = (KafkaError, KafkaException, OSError, ValueError, LookupError)
 
 log = logging.getLogger(__name__)
 log.addFilter(Repeats(TOLD_S))
+
+
+class ToldSizes(NamedTuple):
+    """What Kafka says of some topics."""
+
+    queues: dict[QueuePartition, QueueSize]
+    disks: tuple[KafkaDisk, ...]
 
 
 class SizeReader:
@@ -49,16 +56,17 @@ class SizeReader:
         if asking is not None:
             asking.close()
 
-    def sizes(self, topics: Sequence[str]) -> dict[QueuePartition, QueueSize] | None:
-        """The sizes of all partitions of `topics`; those that Kafka does not tell of now are left out. None
-        when it tells none."""
+    def sizes(self, topics: Sequence[str]) -> ToldSizes | None:
+        """The sizes of all partitions of `topics`, and the disks that they lie on; what Kafka does not tell
+        of now is left out. None when it tells no size."""
         try:
             if self._asking is None:
                 config = python_client(self._settings)
                 if config is None:
                     return None
                 self._asking = KafkaAdminClient(**config, request_timeout_ms=int(TIMEOUT_S * 1000))
-            counts = largest(self._asking.describe_log_dirs(list(topics)))
+            told = self._asking.describe_log_dirs(list(topics))
+            counts, disks = largest(told), disks_of(told)
             begins = _offsets(self._client, counts, OffsetSpec.earliest)
             ends = _offsets(self._client, counts, OffsetSpec.latest)
         except UNTOLD as error:
@@ -70,12 +78,13 @@ class SizeReader:
             for place, count in counts.items()
             if place in begins and place in ends
         }
+        answer = ToldSizes(found, disks) if found else None
         if {topic for topic, _ in counts}.issuperset(topics):
-            return found or None
+            return answer
         self.close()  # the brokers may be other ones by now
         if not found:
             log.warning("how large queues are is not to be had: no broker tells (may this user DESCRIBE?)")
-        return found or None
+        return answer
 
 
 def largest(brokers: Iterable[Mapping[str, Any]]) -> dict[QueuePartition, int]:
@@ -92,6 +101,30 @@ def largest(brokers: Iterable[Mapping[str, Any]]) -> dict[QueuePartition, int]:
                     place = topic["name"], one["partition_index"]
                     found[place] = max(found.get(place, 0), one["partition_size"])
     return found
+
+
+def disks_of(brokers: Iterable[Mapping[str, Any]]) -> tuple[KafkaDisk, ...]:
+    """The disks of all brokers' folders; none of a Kafka before 3.3, which does not tell (KIP-827).
+
+    Args:
+        brokers: what each says of its folders.
+    """
+    return tuple(
+        KafkaDisk(
+            broker["broker"],
+            folder["log_dir"],
+            folder["usable_bytes"],
+            folder["total_bytes"],
+            frozenset(
+                (topic["name"], one["partition_index"])
+                for topic in folder["topics"]
+                for one in topic["partitions"]
+            ),
+        )
+        for broker in brokers
+        for folder in broker["log_dirs"]
+        if folder.get("usable_bytes", -1) >= 0
+    )
 
 
 def _offsets(

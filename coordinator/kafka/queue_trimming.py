@@ -57,8 +57,9 @@ class QueueWork:
                 continue
             removed += sum(gone.values())
             expired += [(topic, one.partition) for one in mine if one.older_than and gone.get(one.partition)]
-        sizes = self._sizes.sizes(measured) if measured else None
-        return QueuesTrimmed(reached, removed, tuple(expired), now_ms(), sizes)
+        told = self._sizes.sizes(measured) if measured else None
+        sizes, disks = told or (None, ())
+        return QueuesTrimmed(reached, removed, tuple(expired), now_ms(), sizes, disks)
 
     def _trim_topic(
         self, topic: str, limits: list[QueueLimit], reached: dict[tuple[str, int], int]

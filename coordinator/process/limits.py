@@ -22,6 +22,7 @@ def limits_of(settings: Settings) -> tuple[StabilityLimits, BuildLimits, LoadLim
             trim_interval_ms=core.trim_interval_s * 1000,
             queue_retention_ms=settings.topics.queue_retention_s * 1000,
             queue_max_bytes=core.queue_max_bytes,
+            kafka_disk_bytes=core.kafka_disk_free_bytes,
             queue_sizes=True,
             node_timeout_ms=core.node_timeout_ms,
             suspect_ms=core.suspect_ms,

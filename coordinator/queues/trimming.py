@@ -106,7 +106,9 @@ class Trimmer:
             if now >= since and index.keyspace not in self._registry.halted:
                 limits += self._limits_of(index, since, now)
         topics = self._registry.dictionary.topics
-        measured = [topics.mutations(id_) for id_, _ in ready] if self._limits.queue_sizes else []
+        # (The control topic is there when there is no queue, and builds want to know of its disk.)
+        asked = [topics.control, *(topics.mutations(id_) for id_, _ in ready)]
+        measured = asked if self._limits.queue_sizes else []
         if not limits and not measured:
             return []
         self._under_way = True
@@ -181,7 +183,7 @@ class Trimmer:
         """What became of it."""
         self._under_way = False
         if self._measures:
-            self._sizes.told(event.sizes)
+            self._sizes.told(event.sizes, event.disks)
         self._reached.update(event.reached)
         self.removed += event.removed
         self._untold += event.removed

@@ -36,6 +36,7 @@ class StabilityLimits:
         examine_retry_ms: between examinations of a history that came to nothing.
         examine_pause_ms: between a rollback and the next examination of the same keyspace.
         queue_max_bytes: that a copy may hold back of its slice's queue beyond another one; 0: no limit.
+        kafka_disk_bytes: that are to be free on each disk of Kafka.
         queue_sizes: whether Kafka is asked for the sizes of queues.
         queue_settling_ms: nothing of a queue is deleted until its index has been READY for as long.
     """
@@ -60,6 +61,7 @@ class StabilityLimits:
     examine_retry_ms: int = 1_000
     examine_pause_ms: int = 1_000
     queue_max_bytes: int = 0
+    kafka_disk_bytes: int = 0
     queue_sizes: bool = False
     queue_settling_ms: int = 10_000
 

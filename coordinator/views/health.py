@@ -75,6 +75,16 @@ def _kafka(leader: Leader) -> Iterator[Reason]:
                 "see whether every partition of it has a leader",
             )
 
+    for disk in leader.queue_sizes.full:
+        yield Reason(
+            "kafka",
+            f"broker {disk.broker}",
+            "degraded",
+            f"the disk of {disk.folder} is nearly full, {_mib(disk.free)} of {_mib(disk.total)} are free: "
+            "builds pause, no copy is begun that needs a queue on it, and one that holds back much of such a "
+            "queue is given up (setting coordinator.kafka_disk_free_bytes)",
+            "make room there: a broker whose only disk is full ends itself",
+        )
     if leader.copies.held_back.most and leader.queue_sizes.untold:
         yield Reason(
             "kafka",

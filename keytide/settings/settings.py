@@ -223,6 +223,14 @@ class CoordinatorSettings(Section):
         "holds what is published; past it the copy is taken out and filled anew. Much more than a node reads "
         "between two folds (indexer.delta_age_s), and less than Kafka has room for; 0: no limit",
     )
+    kafka_disk_free_bytes: int = Field(
+        268_435_456,
+        ge=0,
+        description="while less is free on a disk of Kafka that has topics of the cluster, builds pause, no "
+        "copy of a slice whose queue lies there is begun, and one that holds back more of it than a "
+        "sixteenth of this, beyond another one that holds what is published, is taken out. Kafka says it "
+        "from 3.3 on, to a user that may DESCRIBE the cluster; 0: not looked at",
+    )
     reserve: int = Field(
         262_144,
         ge=2,

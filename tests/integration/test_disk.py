@@ -110,7 +110,11 @@ def test_a_node_that_is_killed_while_its_disk_is_full(
 
 @pytest.mark.parametrize(
     ("disk", "left", "words"),
-    [("builds", 0, "builds is full"), ("node", 150 * MIB, "the disk of node node-1 is full")],
+    [
+        ("builds", 0, "builds is full"),
+        ("node", 150 * MIB, "the disk of node node-1 is full"),
+        ("kafka", 150 * MIB, "of Kafka's broker 1 is full"),
+    ],
 )
 def test_15_a_build_pauses_on_a_full_disk(
     scene: Scene, disks: Disks, disk: str, left: int, words: str

@@ -13,7 +13,7 @@ from coordinator.core.instructions import TrimQueues
 from coordinator.core.queue_sizes import QueueSize, QueueSizes
 from coordinator.http import metrics
 from coordinator.kafka import queue_sizes
-from coordinator.kafka.queue_sizes import largest
+from coordinator.kafka.queue_sizes import ToldSizes, largest
 from coordinator.process.limits import limits_of
 from coordinator.queues.bounds import stays_from
 from coordinator.views import health
@@ -101,7 +101,7 @@ def test_queues_are_measured_when_they_are_trimmed_and_when_nothing_goes() -> No
     world = CopiesWorld([["n1", "n2"]], limits=BOUNDED)
     world.nodes["n1"].copies[0].horizon = -1
     orders = [one for one in world.go(20_000) if isinstance(one, TrimQueues)]
-    assert orders == [TrimQueues((), (TOPIC,))], "nothing goes, for n1 cannot say what it needs"
+    assert orders == [TrimQueues((), ("kt.control", TOPIC))], "nothing goes, for n1 cannot say what it needs"
     world.handle(QueuesTrimmed({}, 0, (), world.now))
     assert world.leader.queue_sizes.untold
     assert [one for one in world.go(2_000) if isinstance(one, TrimQueues)] == orders
@@ -292,6 +292,9 @@ def test_a_kafka_that_does_not_say_is_told_of_where_there_is_a_bound() -> None:
 # --- asking Kafka -------------------------------------------------------------------------------------------
 
 
+SEVEN = ToldSizes({("t", 0): QueueSize(3, 3, 7)}, ())
+
+
 class Broker:
     """Stands for kafka-python's client."""
 
@@ -316,15 +319,15 @@ def test_one_connection_is_kept_until_it_fails(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(queue_sizes, "KafkaAdminClient", Broker)
     monkeypatch.setattr(queue_sizes, "_offsets", lambda _, places, __: dict.fromkeys(places, 3))
     reader = queue_sizes.SizeReader(load_settings(), cast(AdminClient, None))
-    assert reader.sizes(["t"]) == reader.sizes(["t"]) == {("t", 0): QueueSize(3, 3, 7)}
+    assert reader.sizes(["t"]) == reader.sizes(["t"]) == SEVEN
     assert len(Broker.opened) == 1
     Broker.opened[0].away = True
     assert reader.sizes(["t"]) is None
     assert Broker.opened[0].closed
-    assert reader.sizes(["t"]) == {("t", 0): QueueSize(3, 3, 7)}
+    assert reader.sizes(["t"]) == SEVEN
     Broker.opened[1].silent = True
     assert reader.sizes(["t"]) is None, "no broker tells of any"
     assert Broker.opened[1].closed, "they may be others by now"
-    assert reader.sizes(["t"]) == {("t", 0): QueueSize(3, 3, 7)}
+    assert reader.sizes(["t"]) == SEVEN
     reader.close()
     assert [one.closed for one in Broker.opened] == [True, True, True]

@@ -1,0 +1,231 @@
+"""Disks of Kafka that are nearly full: what is known of them, and what is left off and given up meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.builds.registry import BuildLimits
+from coordinator.core.events import QueuesTrimmed
+from coordinator.core.instructions import StartDriver, StopDriver, TrimQueues
+from coordinator.core.queue_sizes import KafkaDisk, QueueSize, QueueSizes
+from coordinator.http import metrics
+from coordinator.kafka.queue_sizes import disks_of
+from coordinator.process.limits import limits_of
+from coordinator.views import health
+from keytide.model.health import Reason
+from keytide.settings.settings import load_settings
+from tests.unit.copies_world import INDEX, LIMITS, CopiesWorld
+from tests.unit.leader_world import World, started
+
+TOPIC = f"kt.mutations.{INDEX}"
+CONTROL = ("kt.control", 0)
+MIB = 1 << 20
+LEAST = 160 * MIB
+"""That are to be free; while they are not a copy may hold back 10 MiB."""
+PER_OFFSET = 10_000
+BOUNDED = replace(LIMITS, kafka_disk_bytes=LEAST, queue_sizes=True)
+
+
+def disk(free: int, *queues: tuple[str, int], broker: int = 1) -> KafkaDisk:
+    return KafkaDisk(broker, "/kafka", free, 1 << 34, frozenset(queues))
+
+
+# --- what is known ------------------------------------------------------------------------------------------
+
+
+def test_what_kafka_says_of_its_folders() -> None:
+    partitions = [{"partition_index": n, "partition_size": 9} for n in (0, 2)]
+    ours = {
+        "log_dir": "/a",
+        "topics": [{"name": "t", "partitions": partitions}],
+        "total_bytes": 100,
+        "usable_bytes": 7,
+    }
+    empty = {"log_dir": "/b", "topics": [], "total_bytes": 50, "usable_bytes": 0}
+    untold = {"log_dir": "/c", "topics": [], "total_bytes": -1, "usable_bytes": -1}
+    before = {"log_dir": "/d", "topics": []}
+    found = disks_of([{"broker": 3, "log_dirs": [ours, empty]}, {"broker": 4, "log_dirs": [untold, before]}])
+    assert found == (
+        KafkaDisk(3, "/a", 7, 100, frozenset({("t", 0), ("t", 2)})),
+        KafkaDisk(3, "/b", 0, 50, frozenset()),
+    )
+
+
+def test_a_disk_is_full_until_it_has_a_quarter_more() -> None:
+    known = QueueSizes(100)
+
+    def full(*free: int) -> bool:
+        for one in free:
+            known.told({}, [disk(one, ("t", 0))])
+        return known.full_below(("t", 0)) is not None
+
+    assert not full(100)
+    assert full(99)
+    assert full(124)
+    assert not full(125)
+    assert not full(124)
+
+
+def test_only_disks_with_something_of_the_cluster_count_each_for_its_queues() -> None:
+    known = QueueSizes(100)
+    known.told({}, [disk(1), disk(2, ("t", 1), broker=2), disk(200, ("t", 0), broker=3)])
+    assert [one.broker for one in known.full] == [2]
+    assert known.full_below(("t", 0)) is None
+    assert known.full_below(("t", 1)) is not None
+    known.told(None)
+    assert known.full == (), "what is not known is held against nobody"
+
+
+def test_without_a_limit_none_is_full() -> None:
+    known = QueueSizes()
+    known.told({}, [disk(0, ("t", 0))])
+    assert not known.full
+
+
+def test_services_look_as_they_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert limits_of(load_settings())[0].kafka_disk_bytes == 256 * MIB
+    monkeypatch.setenv("KEYTIDE_COORDINATOR__KAFKA_DISK_FREE_BYTES", "0")
+    assert limits_of(load_settings())[0].kafka_disk_bytes == 0
+
+
+# --- copies -------------------------------------------------------------------------------------------------
+
+
+def told(world: CopiesWorld, free: int, end: int = 10_000) -> None:
+    """Kafka says how large the queue of slice 0 is, and how full the disk is that it lies on."""
+    world.leader.trimmer._measures = True
+    size = {(TOPIC, 0): QueueSize(0, end, end * PER_OFFSET)}
+    world.handle(QueuesTrimmed({}, 0, (), world.now, size, (disk(free, (TOPIC, 0), CONTROL),)))
+
+
+def serving(nodes: list[str], replicas: int = 1) -> CopiesWorld:
+    """A slice with copies on some of three nodes; its queue has 10,000 offsets, 100 MB."""
+    world = CopiesWorld([nodes], replicas=replicas, limits=BOUNDED)
+    world.go(2_000)
+    assert world.published > 0
+    told(world, 1 << 33, 10)
+    told(world, 1 << 33)
+    return world
+
+
+def read(world: CopiesWorld, **positions: int) -> None:
+    """How far copies of slice 0 have durably read."""
+    for name, position in positions.items():
+        world.nodes[name].copies[0].position = world.nodes[name].copies[0].horizon = position
+    world.beat()
+
+
+def reasons(world: World, kind: str) -> list[Reason]:
+    return [one for one in health.of(world.leader, world.now).reasons if one.kind == kind]
+
+
+def test_kafka_is_asked_when_there_is_no_index_yet() -> None:
+    world = World()
+    world.leader.trimmer._limits = BOUNDED
+    (order,) = [one for one in world.tick(2_000) if isinstance(one, TrimQueues)]
+    assert order.measured == ("kt.control",)
+
+
+def test_a_copy_that_holds_back_a_part_of_a_full_disk_is_taken_out() -> None:
+    world = serving(["n1", "n2"])
+    read(world, n1=8_000, n2=9_900)
+    world.go(2_000)
+    assert world.told("copy-taken-out") == [], "there is room, and no other bound"
+    assert reasons(world, "kafka") == []
+    told(world, LEAST - 1)
+    world.go(500)
+    (why,) = world.told("copy-taken-out")
+    assert "MB of its queue are kept for it" in why
+    assert "the disk of /kafka of Kafka's broker 1 is nearly full" in why
+    assert world.placement() == ["n2"]
+    (reason,) = reasons(world, "kafka")
+    assert (reason.subject, reason.status) == ("broker 1", "degraded")
+    assert "the disk of /kafka is nearly full, 160 MiB of 16,384 MiB are free" in reason.reason
+    page = metrics.render(world.leader, world.now).decode()
+    assert 'keytide_kafka_disk_free_bytes{broker="1",folder="/kafka"} 1.67772159e+08' in page
+
+
+def test_one_that_holds_back_little_stays_and_so_does_the_only_one() -> None:
+    world = serving(["n1", "n2"])
+    read(world, n1=9_000, n2=9_900)
+    told(world, 0)
+    world.go(2_000)
+    assert world.told("copy-taken-out") == []
+    world = serving(["n1"], replicas=0)
+    read(world, n1=100)
+    told(world, 0)
+    world.go(2_000)
+    assert world.placement() == ["n1"]
+    (reason,) = reasons(world, "slice")
+    assert "coordinator.kafka_disk_free_bytes" in reason.reason
+
+
+def test_a_queue_on_another_disk_is_not_touched() -> None:
+    world = serving(["n1", "n2"])
+    read(world, n1=100, n2=9_900)
+    world.leader.trimmer._measures = True
+    size = {(TOPIC, 0): QueueSize(0, 10_000, 100_000_000)}
+    disks = (disk(1, CONTROL), disk(1 << 33, (TOPIC, 0), broker=2))
+    world.handle(QueuesTrimmed({}, 0, (), world.now, size, disks))
+    world.go(2_000)
+    assert world.told("copy-taken-out") == []
+
+
+def test_no_copy_is_begun_before_there_is_room() -> None:
+    world = serving(["n1", "n2"])
+    told(world, LEAST - 1)
+    world.nodes["n2"].copies[0].state = "LOST"
+    world.go(10_000)
+    assert world.placement() == ["n1"]
+    assert world.records() == []
+    assert any("wait for room on the disk of /kafka" in one for one in world.told("copy-waits"))
+    told(world, LEAST + LEAST // 4 - 1)
+    world.go(2_000)
+    assert world.records() == []
+    told(world, LEAST + LEAST // 4)
+    world.go(2_000)
+    assert len(world.records()) == 1
+
+
+def test_what_is_being_filled_is_given_up_when_much_is_kept_for_it_and_begun_again() -> None:
+    world = serving(["n1", "n2"])
+    read(world, n1=5_000, n2=5_000)
+    world.nodes["n2"].copies[0].state = "LOST"
+    world.go(1_000)
+    (record,) = world.records()
+    assert record.need == 5_000
+    read(world, n1=5_500)
+    told(world, 1)
+    world.go(1_000)
+    assert world.records() == [record], "little is kept for it"
+    read(world, n1=9_900)
+    told(world, 1 << 33)
+    world.go(1_000)
+    assert world.records() == [record], "there is room"
+    told(world, 1)
+    world.go(1_000)
+    assert world.records() == []
+    assert "the disk of /kafka of Kafka's broker 1 is nearly full" in world.told("copy-given-up")[-1]
+    told(world, 1 << 33)
+    world.until(lambda: world.records() != [], 60_000)
+    assert world.records()[0].need == 9_900
+
+
+# --- builds -------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_of_kafka_has_builds_pause_and_room_resumes_them() -> None:
+    world = started(World(BuildLimits()))
+    sizes = world.leader.queue_sizes
+    sizes.least = LEAST
+    sizes.told({}, [disk(LEAST - 1, CONTROL)])
+    assert world.tick() == [StopDriver("b8")]
+    build = world.build("b8")
+    assert (build.state, build.paused_by) == ("PAUSED", "system")
+    assert "the disk of /kafka of Kafka's broker 1 is full: 159 MiB left, 160 are needed" in build.paused
+    sizes.told({}, [disk(LEAST + 1, CONTROL)])
+    assert world.tick(60_000) == []
+    sizes.told({}, [disk(2 * LEAST, CONTROL)])
+    assert world.tick() == [StartDriver("b8")]
