@@ -4,7 +4,7 @@ each a process.
 This is the composition root: the only place that knows all parts. A part that dies is started again after a
 short pause; everything ends with this process, even when it is killed. Ports and names are kept in the data
 folder, so that a cluster that is started again is found where it was. Coordinators share one folder, so that
-builds go on from their checkpoints whichever of them leads.
+reports of jobs are found whichever of them leads.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Work over whole topics, by Spark Structured Streaming: backfill now; verification and repair by the same
 read.
 
-What lives here: the job that reads a keyspace from its earliest offset in checkpointed micro-batches,
-projects with the projector's own core, keeps the newest version of each document, sorts by slice and key, and
+What lives here: the job that reads a keyspace from its earliest offset in micro-batches that a journal tells
+of, projects with the projector's own core, keeps the newest version of each document, sorts by slice and key, and
 writes chunks and batch ends into the backfill queues. Spark's Kafka source plans the micro-batches; tasks
 read their extents themselves (ADR 20). Beside it, and apart from it, `source`: the data source by which
 users' Spark jobs read indexes.

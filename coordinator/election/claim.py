@@ -122,7 +122,9 @@ class MetadataWriter:
         """
         self._check_term()  # before anybody is fenced who leads
         self.fence()
+        self._writer.shut_out = True  # until it is known that nobody has claimed one meanwhile
         self._check_term()
+        self._writer.shut_out = False
         log.info("no other coordinator has claimed a term: this one goes on with term %d", self.term)
 
     def _check_term(self) -> None:

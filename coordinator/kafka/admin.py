@@ -66,11 +66,26 @@ class KafkaAdminWork:
         """
         topics = Topics(self._settings.cluster)
         size = {"max.message.bytes": str(self._settings.topics.message_max_bytes)}
-        for one in (topics.metadata, topics.builds):
-            self._make(one, 1, {"cleanup.policy": "compact", "segment.ms": str(6 * _HOUR_MS), **size})
+        self._make(topics.metadata, 1, self._compacted())
+        self.make_journals()
         # Both are only read at their end: control's tail says where timestamps stand, reports repeat.
         self._make(topics.control, 1, _expiring(2 * _HOUR_MS))
         self._make(topics.reports, 1, {**_expiring(_HOUR_MS), **size})
+
+    def make_journals(self) -> None:
+        """The topic of builds' journals, where it is missing: somebody may have deleted it.
+
+        Raises:
+            KafkaUnavailableError: Kafka is away or refuses.
+        """
+        self._make(Topics(self._settings.cluster).builds, 1, self._compacted())
+
+    def _compacted(self) -> dict[str, str]:
+        return {
+            "cleanup.policy": "compact",
+            "segment.ms": str(6 * _HOUR_MS),
+            "max.message.bytes": str(self._settings.topics.message_max_bytes),
+        }
 
     def make_queues(self, queues: Iterable[tuple[str, int]]) -> None:
         """Queue topics (name, partitions). They keep everything until they are deleted (R34).

@@ -174,10 +174,14 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
 
     # --- in the thread --------------------------------------------------------------------------------------
 
+    def end(self) -> None:
+        """Carry out what is ordered, then end all drivers; returns at once."""
+        self.put(self.stopping.set)
+
     def close(self, limit_s: float | None = None) -> bool:
         """Carry out what is ordered, end all drivers, then the thread."""
         if self._thread.is_alive():
-            self.put(self.stopping.set)
+            self.end()
             self._thread.join(limit_s)
         return super().close(limit_s)
 

@@ -182,6 +182,8 @@ class InstructionExecutor(QueueWorker[Instruction | ReplyWhenDone]):
             case StopDriver(build):  # once more: its start may have been waiting here
                 self._supervisor.stop(build)
             case StartDriver(build, delay_ms, task):
+                if task == "backfill":
+                    self._work.make_journals()
                 self._supervisor.start(build, delay_ms, task)
             case RemoveBuildFolder(build, forgotten):
                 self._supervisor.remove_folder(build, forgotten=forgotten)

@@ -146,7 +146,7 @@ class Building:
         if not end.end.covers(reached):  # (Contiguous; the node and its other slices are not to blame)
             raise CannotGoOnError(
                 f"micro-batch {end.batch} ends at {end.end.offsets()}, and {reached.offsets()} is reached "
-                "already: the driver's checkpoint was lost; cancel the build and build again"
+                "already: the build's journal was lost; cancel the build and build again"
             )
         applied = Applied(
             timestamp=end.end,

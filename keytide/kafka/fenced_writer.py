@@ -20,7 +20,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from keytide.errors import CallerError
+from keytide.errors import CallerError, KeytideError
 from keytide.kafka.admin import ANSWER_MS, KafkaUnavailableError
 from keytide.kafka.clients import Producer
 from keytide.kafka.topics import producer
@@ -39,6 +39,13 @@ _FENCED: Final = frozenset(
         KafkaError.TRANSACTION_COORDINATOR_FENCED,
     }
 )
+
+
+class TransactionsRefusedError(KeytideError):
+    """Kafka does not let this user write under the transactional id."""
+
+    problem_type = "access-refused"
+    status = 503
 
 
 class ShutOutError(CallerError):
@@ -83,13 +90,21 @@ class FencedWriter:
 
         Raises:
             KafkaUnavailableError: no answer in time.
+            TransactionsRefusedError: access is refused.
         """
         if self.shut_out:  # a producer that was fenced is of no use any more
             self._producer = self._make()
         try:
             self._producer.init_transactions(float(self._settings.coordinator.request_timeout_s))
-        except KafkaException as error:
-            raise KafkaUnavailableError(f"the transactional id cannot be claimed: {error}") from error
+        except KafkaException as failure:
+            error = failure.args[0]
+            if error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+                raise TransactionsRefusedError(
+                    f"Kafka does not let this user write under the transactional id {self._name}",
+                    next_step="allow it to WRITE and DESCRIBE that transactional id (docs/secure.md has all)",
+                ) from failure
+            self.shut_out = self.shut_out or error.fatal()  # (such a producer is of no use any more)
+            raise KafkaUnavailableError(f"the transactional id cannot be claimed: {error}") from failure
         self.shut_out = False
 
     def write(self, records: Sequence[tuple[str, bytes | None]]) -> int:

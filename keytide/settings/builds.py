@@ -67,7 +67,7 @@ class BuildSettings(Section):
     driver_disk_free_bytes: int = Field(
         256 * MIB,
         ge=64 * MIB,
-        description="builds pause while less is free on the disk of the drivers' checkpoints and shuffles",
+        description="builds pause while less is free on the disk of the drivers' shuffle files",
     )
     node_disk_free_bytes: int = Field(
         512 * MIB,

@@ -48,7 +48,7 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -78,7 +78,8 @@ from streaming.core import micro_batches as core
 from streaming.core.sizing import Sizing
 from streaming.drivers import failures
 from streaming.drivers.failures import StoppedError
-from streaming.drivers.journal import EarlierJournal, KafkaJournal
+from streaming.drivers.journal import FencedJournal
+from streaming.drivers.kafka_journal import EarlierJournal, KafkaJournalTopic
 from streaming.drivers.lifecycle import Driver, MetadataFollower
 from streaming.drivers.outage import Outage
 from streaming.drivers.progress import Status
@@ -207,17 +208,30 @@ class BackfillDriver(Driver):
         self._start = run
         return BuildCourse(self._plan, keyspace.partitions, self._status, self._batches, self, self._outage)
 
-    def _journal(self, keyspace: KeyspaceRecord) -> KafkaJournal:
+    def _journal(self, keyspace: KeyspaceRecord) -> FencedJournal:
         def begin(checkpoint: Path) -> dict[int, int] | None:
             found = Checkpoint(checkpoint, keyspace.name, keyspace.topic_id).begin()
             return found.offsets() if found else None
 
-        earlier = EarlierJournal(self.folder, begin)
-        return KafkaJournal(self._settings, self._id, self._metadata.catalog, earlier, self._stop)
+        def over(builds: Iterable[str]) -> list[str]:
+            catalog = self._metadata.catalog()
+            return [one for one in builds if core.over(catalog, one, self._id)]
+
+        return FencedJournal(
+            KafkaJournalTopic(self._settings, self._id, self._stop),
+            self._id,
+            self.attempt,
+            EarlierJournal(self.folder, begin),
+            over,
+            2 * self._settings.build.kafka_away_s,
+            self._stop.wait,
+            self._now,
+        )
 
     def _wanted(self) -> BuildRecord:
         """The build's record, while it is to be backfilled."""
         catalog = self._metadata.catalog()
+        self.check_led(catalog)
         build = catalog.build(self._id)
         reason = core.unwanted(build, catalog.keyspace(build.keyspace) if build else None)
         if build is None or reason:

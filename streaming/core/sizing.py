@@ -5,7 +5,7 @@ Theory of operation
 Spark fixes the offsets of a planned batch before it runs, and a driver that dies leaves it planned: were it
 one micro-batch of the build, a machine on which drivers never live as long as it takes would do it again for
 ever. So the driver cuts what is planned into the micro-batches that slices know, and writes each one down
-before its first end is sent (`streaming.drivers.progress.Journal`): from then on its number stands for
+before its first end is sent (`streaming.drivers.journal.Journal`): from then on its number stands for
 these offsets, whoever runs it (R22). Until then nobody has heard of it, and the next driver may cut another,
 smaller one.
 

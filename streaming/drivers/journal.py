@@ -1,54 +1,46 @@
 """What the driver of a build has done: its journal, in Kafka, so that a driver on any machine goes on (R54).
+Pure but for waiting; Kafka is an argument (`streaming.drivers.kafka_journal`).
 
 Theory of operation
 ===================
 The topic `<cluster>.builds` is compacted, and a build's journal is one record under its id, whole each time
-(as Kafka Connect keeps the offsets of its sources). A driver first shuts out every other one of its build
-(`keytide.kafka.fenced_writer`), then reads, and from then on writes it before the ends of a micro-batch are
-sent, and after. So of two drivers at once (a coordinator that was cut off from Kafka still has its own) only
-the later one can begin a micro-batch that is not written down; the earlier one may at most send the ends of
-the one that is, which the later one does again as it is, and slices take either.
+(as Kafka Connect keeps the offsets of its sources), with the attempt of the driver that wrote it: which start
+of which leader. A driver shuts out every other one of its build (`keytide.kafka.fenced_writer`), writes
+something to learn how far the topic goes at least, reads it to there, and writes what it has found under its
+own attempt. From then on it writes the journal before the ends of a micro-batch are sent, and after.
 
-Kafka may shut a driver out though there is no other one. It then looks: nobody else has written, so it fences
-once more and goes on.
+Of two drivers at once (a coordinator that was cut off from Kafka still has its own, and may start others) the
+one with the higher attempt goes on. Whoever is shut out, fences in turn and looks: where a higher attempt has
+written it ends for good, else it goes on; Kafka shuts out, too, who has no other one. So the lower one can
+begin no micro-batch that is not written down once the higher one has read. It may at most send the ends of
+the one that is, which the higher one does again as it is, and slices take either.
 
 Journals of builds that are over are removed by drivers that come later, when they read the topic anyway.
-Earlier releases kept them on the coordinator's machine, in `progress.json` and Spark's checkpoint; a build
-that was under way then is taken over from there, once.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import shutil
 import threading
-import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from keytide.catalog.catalog import Catalog
-from keytide.errors import KeytideError, RetryableError
-from keytide.kafka.admin import REQUEST_TIMEOUT_S, KafkaUnavailableError, admin, list_offsets
-from keytide.kafka.fenced_writer import FencedWriter, ShutOutError
-from keytide.kafka.topics import TopicReader
+from keytide.errors import KeytideError
+from keytide.kafka.admin import KafkaUnavailableError
+from keytide.kafka.fenced_writer import ShutOutError
 from keytide.model.timestamp import Timestamp
-from keytide.model.topics import Topics
-from keytide.settings.settings import Settings
-from streaming.core.micro_batches import over
 from streaming.core.sizing import SizedBatch
 from streaming.drivers.failures import StoppedError
 from streaming.drivers.outage import Outage
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 RETRY_S: Final = 0.2
-READ_WAIT_MS: Final = 50
-"""The end of the topic is a transaction's marker, which only the end-of-partition event tells; the broker
-gives it after this time."""
+END: Final = "end"
+"""Key of a tombstone that says nothing: where it stands, the topic goes to at least."""
 
 
 class JournalLostError(KeytideError):
@@ -98,159 +90,201 @@ class Journal(msgspec.Struct, rename={"newest": "piece"}):
         return max(self.newest.finished if self.newest else -1, 0 if self.table_read else -1)
 
 
+class DisplacedError(StoppedError):
+    """A later driver works on the build."""
+
+
+class JournalRecord(msgspec.Struct):
+    """A build's journal in the topic.
+
+    Attributes:
+        attempt: which start of a driver wrote it (`keytide.process.attempt`).
+    """
+
+    attempt: tuple[int, int]
+    journal: Journal
+
+
 class JournalKeeper(Protocol):
     """Where the journal of a build is between starts of its driver."""
 
     def load(self) -> Journal:
-        """What was kept last; an empty one when nothing was. From then on no other keeper of the build can
-        keep anything.
+        """What was kept last; an empty one when nothing was. No earlier start of the driver can keep anything
+        from then on.
 
         Raises:
             RetryableError: it cannot be had now.
+            DisplacedError: a later driver works on the build.
         """
 
     def keep(self, journal: Journal) -> None:
         """Keep this one, whole or not at all.
 
         Raises:
-            RetryableError: it is not known whether it is kept, or another one has loaded since.
+            RetryableError: it is not known whether it is kept.
+            DisplacedError: a later driver works on the build.
         """
 
 
-class KafkaJournal:
-    """Keeps it in Kafka. Any thread may keep.
+class JournalTopic(Protocol):
+    """The journals of all builds, as one driver may write its own.
+
+    Attributes:
+        shut_out: nothing can be written before the next `fence`.
+    """
+
+    shut_out: bool
+
+    def fence(self) -> None:
+        """Shut every other driver of the build out.
+
+        Raises:
+            KafkaUnavailableError: no answer in time.
+        """
+
+    def write(self, records: Sequence[tuple[str, bytes | None]]) -> int:
+        """Write records (None: a tombstone), all or none. Returns the offset behind the last of them, -1 when
+        that is not known.
+
+        Raises:
+            ShutOutError: it is not known whether they were written; so nothing will be.
+            KafkaUnavailableError: the same, and it may be tried again.
+        """
+
+    def read(self, end: int) -> dict[str, bytes]:
+        """The newest record of each key, as far as an offset at least.
+
+        Raises:
+            KafkaUnavailableError: they cannot be read now.
+        """
+
+    def hand_over(self) -> None:
+        """Another thread goes on."""
+
+
+class EarlierKeeper(Protocol):
+    """What an earlier release has left on this machine."""
+
+    def load(self) -> Journal | None:
+        """None when there is none, or not all of it."""
+
+    def remove(self) -> None:
+        """It counts no more."""
+
+
+class FencedJournal:
+    """Keeps the journal of a build in the topic. Any thread may keep.
 
     Args:
-        catalog: the dictionary as it is now.
-        left: folder in which earlier releases kept the journal.
-        stopping: set when the driver is to end.
+        attempt: which start of the driver this is.
+        earlier: taken over when there is nothing in the topic.
+        over: of some builds those that are over.
+        away_s: Kafka may be away so long while something is kept.
+        wait: waits so many seconds; True when the driver is to end.
+        now: seconds, of a clock that only goes on.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        topic: JournalTopic,
         build: str,
-        catalog: Callable[[], Catalog],
-        left: EarlierJournal,
-        stopping: threading.Event,
+        attempt: tuple[int, int],
+        earlier: EarlierKeeper,
+        over: Callable[[Iterable[str]], list[str]],
+        away_s: float,
+        wait: Callable[[float], bool],
+        now: Callable[[], float],
     ) -> None:
-        self._settings = settings
+        self._topic = topic
         self._build = build
-        self._catalog = catalog
-        self._left = left
-        self._stopping = stopping
+        self._attempt = attempt
+        self._earlier = earlier
+        self._over = over
+        self._away_s = away_s
+        self._wait = wait
+        self._now = now
         self._lock = threading.Lock()
-        self._topic = Topics(settings.cluster).builds
-        self._writer = FencedWriter(settings, self._topic, f"{settings.cluster}-build-{build}", stopping)
-        self._kept: bytes | None = None
+        self._found: Mapping[str, bytes] | None = None
+        self._displaced = False
 
     def load(self) -> Journal:
-        with self._lock:
-            try:
-                self._writer.fence()
-                found = read_journals(self._settings)
-                self._kept = found.get(self._build)
-                self._sweep(found)
-            finally:
-                self._writer.hand_over()
-        journal = msgspec.json.decode(self._kept, type=Journal) if self._kept else self._left.load()
-        if self._kept is None and journal is not None:
-            self.keep(journal)
-        self._left.remove()
-        return journal or Journal()
+        journal = self._insist(self._take, 0.0)  # (who loads waits, and begins anew)
+        self._earlier.remove()
+        return journal
 
     def keep(self, journal: Journal) -> None:
-        data = msgspec.json.encode(journal)
-        outage = Outage(2 * self._settings.build.kafka_away_s)
+        self._insist(lambda found: self._write(journal), self._away_s)
+
+    def _insist(self, work: Callable[[Mapping[str, bytes]], _T], away_s: float) -> _T:
+        """Do something that writes, as the only one who may, until it is done.
+
+        Args:
+            work: gets what was found in the topic.
+        """
+        outage = Outage(away_s)
         with self._lock:
             try:
-                while not self._try(data):
-                    if self._stopping.wait(RETRY_S):
+                while True:
+                    try:
+                        return work(self._held())
+                    except KafkaUnavailableError as away:
+                        why = away.message
+                    except ShutOutError as shut_out:
+                        why = f"Kafka has shut the driver out: {shut_out.message}"
+                    log.warning("the journal of build %s is not written yet: %s", self._build, why)
+                    if outage.over(0, self._now()):
+                        raise KafkaUnavailableError(
+                            f"the journal of build {self._build} is not written: {why}"
+                        )
+                    if self._wait(RETRY_S):
                         raise StoppedError
-                    if outage.over(0, time.monotonic()):
-                        raise KafkaUnavailableError(f"{self._topic} is not written")
             finally:
-                self._writer.hand_over()
+                self._topic.hand_over()
 
-    def _try(self, data: bytes) -> bool:
-        """Whether it is kept now."""
-        try:
-            if self._writer.shut_out:
-                self._writer.fence()
-                self._check(data)
-            self._writer.write([(self._build, data)])
-        except KafkaUnavailableError as away:
-            log.warning("the journal of build %s is not kept yet: %s", self._build, away.message)
-            return False
-        except ShutOutError as shut_out:
-            log.warning("Kafka has shut the driver of build %s out: %s", self._build, shut_out.message)
-            return False
-        self._kept = data
-        return True
+    def _held(self) -> Mapping[str, bytes]:
+        """What is in the topic, when nobody else writes there any more: fenced once, and looked after each
+        time, before anything of the journal is written."""
+        if self._displaced:
+            raise DisplacedError
+        if self._topic.shut_out or self._found is None:
+            self._found = None
+            self._topic.fence()
+            self._found = self._look()
+        return self._found
 
-    def _check(self, data: bytes) -> None:
-        """Nobody else has written: what is there is what was kept last, or (unheard) is to be kept now."""
-        if read_journals(self._settings).get(self._build) not in (self._kept, data):
-            raise RetryableError(f"another driver works on build {self._build}")
+    def _look(self) -> Mapping[str, bytes]:
+        end = self._topic.write([(END, None)])
+        if end < 0:
+            raise KafkaUnavailableError("how far the topic goes is not known")
+        found = self._topic.read(end)
+        record = self._record(found)
+        if record is not None and record.attempt > self._attempt:
+            self._displaced = True
+            log.warning(
+                "build %s: start %d of term %d works on it; this one, %d of term %d, ends",
+                *(self._build, *reversed(record.attempt), *reversed(self._attempt)),
+            )
+            raise DisplacedError
+        return found
 
-    def _sweep(self, found: Mapping[str, bytes]) -> None:
-        """Remove the journals of builds that are over. (Should it fail, the next driver does it.)"""
-        catalog = self._catalog()
-        gone = [one for one in found if one != self._build and over(catalog, one, self._build)]
-        if gone:
-            with contextlib.suppress(KafkaUnavailableError, ShutOutError):
-                self._writer.write([(one, None) for one in gone])
-
-
-def read_journals(settings: Settings) -> dict[str, bytes]:
-    """The journals of all builds, encoded.
-
-    Raises:
-        KafkaUnavailableError: they cannot be read now.
-    """
-    topic, deadline = Topics(settings.cluster).builds, time.monotonic() + REQUEST_TIMEOUT_S
-    with admin(settings) as client:
-        # Not to where transactions of other builds end it now: a record of this one's may be behind.
-        end = list_offsets(client, topic, [0], read_committed=False)[0]
-    found: dict[str, bytes] = {}
-    with contextlib.closing(TopicReader(settings, topic, {0: 0}, fetch_wait_max_ms=READ_WAIT_MS)) as reader:
-        while reader.positions.get(0, -1) < end:
-            if time.monotonic() > deadline:
-                raise KafkaUnavailableError(f"{topic} was not read to its end {end}")
-            for record in reader.poll(0.1):
-                key, value = (record.key() or b"").decode(), record.value()
-                if value is None:
-                    found.pop(key, None)
-                else:
-                    found[key] = value
-    return found
-
-
-class EarlierJournal:
-    """What an earlier release has left on this machine.
-
-    Args:
-        folder: of the build's driver.
-        begin: where reading began, says Spark's checkpoint there; None when it is not there.
-    """
-
-    def __init__(self, folder: Path, begin: Callable[[Path], Mapping[int, int] | None]) -> None:
-        self._file = folder / "progress.json"
-        self._checkpoint = folder / "checkpoint"
-        self._begin = begin
-
-    def load(self) -> Journal | None:
-        """None when there is none, or not all of it."""
-        try:
-            journal = msgspec.json.decode(self._file.read_bytes(), type=Journal)
-        except FileNotFoundError:
+    def _record(self, found: Mapping[str, bytes]) -> JournalRecord | None:
+        data = found.get(self._build)
+        if data is None:
             return None
-        begin = self._begin(self._checkpoint)
-        journal.begin = None if begin is None else dict(begin)
-        begun = begin is not None or journal.table_read or journal.nothing_to_read is not None
-        return journal if begun else None
+        try:
+            return msgspec.json.decode(data, type=JournalRecord)
+        except msgspec.MsgspecError as error:
+            log.error("what is there as the journal of build %s is none: %s", self._build, error)
+            return None
 
-    def remove(self) -> None:
-        """It counts no more: were that release to come back, the build would begin again."""
-        self._file.unlink(missing_ok=True)
-        shutil.rmtree(self._checkpoint, ignore_errors=True)
+    def _take(self, found: Mapping[str, bytes]) -> Journal:
+        """What was kept last, as this driver's from now on; with it go the journals that nobody needs."""
+        record = self._record(found)
+        journal = (record.journal if record else self._earlier.load()) or Journal()
+        gone = self._over(one for one in found if one != self._build)
+        self._write(journal, gone)
+        return journal
+
+    def _write(self, journal: Journal, gone: Sequence[str] = ()) -> None:
+        data = msgspec.json.encode(JournalRecord(self._attempt, journal))
+        self._topic.write([(self._build, data), *((one, None) for one in gone)])

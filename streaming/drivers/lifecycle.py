@@ -189,6 +189,17 @@ class Driver:
                 if self._stop.wait(LOCK_POLL_S):
                     raise StoppedError from error
 
+    def check_led(self, catalog: Catalog) -> None:
+        """End where another coordinator leads than the one that started this driver: it starts its own.
+
+        Raises:
+            StoppedError: it does.
+        """
+        term, _ = self.attempt
+        if 0 < term < catalog.term:
+            self.log.info("%s: term %d has begun, this driver is of term %d", self.title, catalog.term, term)
+            raise StoppedError
+
     def sent_at(self) -> int:
         """For a report: milliseconds that do not go back when the clock is set back."""
         self._said_at = max(self._said_at, now_ms())

@@ -64,7 +64,9 @@ class SampleDriver(Driver):
 
     def _wanted(self) -> BuildRecord:
         """The build, while it waits for its splits."""
-        build = self._metadata.catalog().build(self._id)
+        catalog = self._metadata.catalog()
+        self.check_led(catalog)
+        build = catalog.build(self._id)
         if build is None or build.state != "QUEUED" or self._stop.is_set():
             self.log.info("build %s is %s", self._id, build.state if build else "not in the metadata")
             raise StoppedError

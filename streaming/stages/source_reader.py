@@ -2,7 +2,7 @@
 
 Theory of operation
 ===================
-Spark plans and the checkpoint fixes what a micro-batch covers: offsets [start, end) of each source partition.
+What a micro-batch covers is settled before: offsets [start, end) of each source partition.
 A task gets one such *extent* and reads it with a consumer of its own, as the projector reads. Spark's own
 Kafka source would poll each record into a row of the JVM, that into Arrow, and that through a pipe into this
 same process: two thirds of the processor time of a build (ADR 20).

@@ -126,6 +126,7 @@ class VerifyDriver(Driver):
 
     def _stop_if_unwanted(self, catalog: Catalog) -> None:
         try:
+            self.check_led(catalog)
             wanted_job(catalog, self._id)
         except StoppedError:
             self._stop.set()

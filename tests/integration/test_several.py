@@ -8,12 +8,13 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from confluent_kafka.admin import AdminClient
 
@@ -22,6 +23,7 @@ from deploy.up import UpOptions, remembered
 from keytide.cli.admin import Admin
 from keytide.cli.data_folder import read_state
 from keytide.errors import RetryableError
+from tests.chaos.processes import stopped
 from tests.integration.orders import INDEX, TOPIC, Readers, by_customer, order
 from tests.integration.world import World, Writer, wait_for
 
@@ -62,7 +64,7 @@ def test_brokers_and_leaders_die_and_nobody_is_refused(tmp_path: Path) -> None:
             writer.write(6_000)
         definition = "(customer, total DESC) WITH (slices=3, defer_build=true)"
         world.sql(f"CREATE INDEX {INDEX} ON {TOPIC} {definition}")
-        _the_leader_of_a_build_dies(world)
+        _the_leader_of_a_build_stands_still(world)
         assert _copies(world) == {0: 2, 1: 2, 2: 2}
         _replicated(world, in_sync=3)
         with Writer(world.bootstrap, TOPIC, 2, order, per_second=200), Readers(world, range(3)) as readers:
@@ -83,32 +85,50 @@ def test_brokers_and_leaders_die_and_nobody_is_refused(tmp_path: Path) -> None:
         _check_at_end(world)
 
 
-def _the_leader_of_a_build_dies(world: World) -> None:
-    """The next one goes on where it was, without what there was on the machine of the one before."""
-    build = world.build(INDEX, rate_limit=600)
+def _the_leader_of_a_build_stands_still(world: World) -> None:
+    """With its driver; the next one goes on where that was, without what there was on its machine. Then the
+    old driver goes on, too, and the broker dies that has the journal: the build gets on with the new one."""
+    build = world.build(INDEX, rate_limit=300)
     wait_for(lambda: world.build_state(build)["batches"] > 0, "a micro-batch is done", 90)
     (first,) = _leading(_urls(world))
-    os.kill(world.cluster.services[first].pid, signal.SIGKILL)
-    shutil.rmtree(world.cluster.data_dir / "coordinator" / "builds" / build, ignore_errors=True)
-    wait_for(lambda: len(_leading(_urls(world, without=first))) == 1, "another one leads", 60)
+    coordinator = psutil.Process(world.cluster.services[first].pid)
+    driver = coordinator.children(recursive=True)
+    assert driver
+    with stopped([coordinator]):
+        with stopped(driver):
+            done = world.build_state(build)["batches"]
+            shutil.rmtree(world.cluster.data_dir / "coordinator" / "builds" / build)
+            wait_for(lambda: len(_leading(_urls(world, without=first))) == 1, "another one leads", 60)
+            wait_for(lambda: world.build_state(build)["batches"] > done, "its driver gets on", 90)
+        psutil.wait_procs(driver, timeout=60)
+        assert not [one for one in driver if one.is_running()], "who is displaced ends"
+        _the_leader_is_killed(world, "builds")
+        done = world.build_state(build)["batches"]
+        wait_for(lambda: world.build_state(build)["batches"] > done, "it gets on without that broker", 90)
     world.throttle(build, None)
     world.wait_ready(build)
-    logs = list(world.cluster.data_dir.glob("logs/coordinator*.log"))
-    told = "".join(log.read_text() for log in logs)
+    told = "".join(log.read_text() for log in world.cluster.data_dir.glob("logs/coordinator*.log"))
     assert f"driver of {build} started" in told
     assert "begins again" not in told
 
 
 def _a_broker_dies(world: World, readers: Readers) -> None:
     """The one that leads the dictionary, whose work others take over; the supervisor starts it again."""
-    leader = _topics(world)[f"{world.cluster.name}.metadata"].partitions[0].leader
-    victim = world.cluster.brokers[leader - 1]
-    number, pid = _published(world), victim.pid
-    os.kill(pid, signal.SIGKILL)
+    number = _published(world)
+    back = _the_leader_is_killed(world, "metadata")
     wait_for(lambda: _published(world) > number + 5, "numbers go on without a broker", 90)
     readers.go_on()
     world.sql(f"ALTER INDEX {INDEX} SET (replicas=1)")  # (what changes nothing is written all the same)
-    wait_for(lambda: victim.running and victim.pid != pid, "it is started again", 60)
+    wait_for(back, "it is started again", 60)
+
+
+def _the_leader_is_killed(world: World, topic: str) -> Callable[[], bool]:
+    """The broker that leads a topic of the cluster; whether it is back."""
+    leader = _topics(world)[f"{world.cluster.name}.{topic}"].partitions[0].leader
+    victim = world.cluster.brokers[leader - 1]
+    pid = victim.pid
+    os.kill(pid, signal.SIGKILL)
+    return lambda: victim.running and victim.pid != pid
 
 
 def _the_leader_dies(world: World, readers: Readers) -> None:

@@ -12,12 +12,11 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from coordinator.core.instructions import DriverTask
 from keytide.catalog.records import BuildRecord
 from keytide.catalog.table_origin import TableOrigin
 from keytide.errors import CallerError, RetryableError
+from keytide.kafka.fenced_writer import ShutOutError
 from keytide.model.log_history import LogHistory
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import BatchEnd, BuildSampled, encode
@@ -29,7 +28,7 @@ from streaming.core.micro_batches import SettledBatch, SliceTarget
 from streaming.core.sizing import SizedBatch, Sizing
 from streaming.core.versions import Offsets
 from streaming.drivers.failures import StoppedError, diagnose, source_changed
-from streaming.drivers.journal import Journal, JournalLostError
+from streaming.drivers.journal import FencedJournal, JournalLostError
 from streaming.drivers.lifecycle import exit_status
 from streaming.drivers.outage import Outage
 from streaming.drivers.progress import Status
@@ -62,33 +61,52 @@ class Remains:
     Attributes:
         runs: starts so far.
         zombies: what tasks of drivers that died may still send.
-        journal: as it was kept last.
-        holder: the start that has loaded it last, the only one that may keep.
+        journals: in Kafka, as they were kept last.
+        holder: the start that has fenced last, the only one that may write.
     """
 
     runs: int = 0
     zombies: list[Message] = field(default_factory=list)
     attempts: int = 0
-    journal: bytes = b""
+    journals: dict[str, bytes] = field(default_factory=dict)
     holder: int = 0
 
 
-class SimJournal:
-    """The journal in Kafka, as one start of the driver has it (`streaming.drivers.journal.KafkaJournal`)."""
+class SimJournalTopic:
+    """The topic of journals, as one start of a driver has it (`streaming.drivers.journal.JournalTopic`)."""
 
     def __init__(self, remains: Remains, run: int) -> None:
         self._remains = remains
         self._run = run
+        self.shut_out = False
 
-    def load(self) -> Journal:
+    def fence(self) -> None:
         self._remains.holder = self._run
-        kept = self._remains.journal
-        return msgspec.json.decode(kept, type=Journal) if kept else Journal()
+        self.shut_out = False
 
-    def keep(self, journal: Journal) -> None:
+    def write(self, records: Sequence[tuple[str, bytes | None]]) -> int:
         if self._remains.holder != self._run:
-            raise RetryableError("another driver works on the build")
-        self._remains.journal = msgspec.json.encode(journal)
+            self.shut_out = True
+            raise ShutOutError("another driver has fenced")
+        kept = {key: data for key, data in records if data is not None}
+        self._remains.journals.update(kept)
+        return 1
+
+    def read(self, end: int) -> dict[str, bytes]:
+        return dict(self._remains.journals)
+
+    def hand_over(self) -> None:
+        """Any thread may."""
+
+
+class NothingEarlier:
+    """No release before has left a journal."""
+
+    def load(self) -> None:
+        return None
+
+    def remove(self) -> None:
+        """There is none."""
 
 
 class Sending(NamedTuple):
@@ -143,7 +161,12 @@ class SimDriver:
         self._reader = Reader(world.kafka)
         self._reader.read()
         self._status = Status()
-        self._status.take_over(SimJournal(remains, remains.runs))
+        self._journal = FencedJournal(
+            SimJournalTopic(remains, remains.runs),
+            *(build, self._attempt, NothingEarlier(), lambda _: [], AWAY_S),
+            wait=lambda _: False,
+            now=self.seconds,
+        )
         self.status = core.EXIT_PASSED
         self._left: list[Message] = []
         self._sending: Sending | None = None
@@ -222,6 +245,7 @@ class SimDriver:
         assert keyspace is not None
         self._expected = keyspace.topic_id, PARTITIONS
         self.check()
+        self._status.take_over(self._journal)
         indexes = [(name, catalog.index(name)) for name in self.build.indexes]
         slices = {name: self.build.slices_of(index) for name, index in indexes if index is not None}
         beginning = dict.fromkeys(source.ends(), 0)
@@ -240,21 +264,29 @@ class SimDriver:
         chance, sending, left = self.world.chance, self._sending, self._left
         landing = [one for one in left[:6] if chance.happens(0.6)]
         self.remains.zombies += landing
-        if sending is not None and self.remains.holder == self._attempt[1]:
+        if sending is not None and self._may_end(sending):
             missing = {one[:2] for one in left if one in sending.chunks and one not in landing}
             ends = [end for end in self._ends(sending) if end[:2] in missing]
             self.remains.zombies += [end for end in ends if chance.happens(0.6)]
-            if not sending.table:
-                start, end = (at.offsets() for at in sending.covered)
-                self._status.settle_batch(self._status.journal.read, SizedBatch(sending.number, start, end))
         self.world.note("driver died", self.name, self._run)
+
+    def _may_end(self, sending: Sending) -> bool:
+        """Whether it could have sent ends: not before its journal has the micro-batch."""
+        if sending.table:
+            return self.remains.holder == self._attempt[1]
+        start, end = (at.offsets() for at in sending.covered)
+        try:
+            self._status.settle_batch(self._status.journal.read, SizedBatch(sending.number, start, end))
+        except StoppedError:
+            return False
+        return True
 
     # --- its process --------------------------------------------------------------------------------------
 
     def follow(self) -> None:
         catalog = self._reader.catalog
         record = catalog.build(self.name)
-        if record is None or core.unwanted(record, catalog.keyspace(KEYSPACE)):
+        if record is None or catalog.term > self.term or core.unwanted(record, catalog.keyspace(KEYSPACE)):
             raise StoppedError
         self.build = record
 

@@ -26,6 +26,7 @@ from indexer.slice.following import QueueFollower
 from indexer.slice.mutation_queue import PendingMutations, SegmentOutcome
 from indexer.slice.pending_timestamps import PendingStamps
 from indexer.store.interface import Applied
+from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
 from keytide.wire.columns import heard_ids
 from keytide.wire.messages import Part, Segment, decode
@@ -40,9 +41,9 @@ from projector.service.reports import ProjectorReporter
 from projector.service.sender import QueueSender
 from streaming.core import micro_batches as streaming_core
 from streaming.core import sizing as pieces
-from streaming.drivers.journal import Journal
+from streaming.drivers.journal import DisplacedError, FencedJournal, Journal
 from tests.memory_store import store as memory
-from tests.simulation import coordinators, drivers, kafka, nodes
+from tests.simulation import coordinators, kafka, nodes
 from tests.simulation.planting import Mutant, Patches
 
 MUTANTS: list[Mutant] = []
@@ -295,13 +296,35 @@ def commit_unfenced(patches: Patches) -> None:
     patches.put(kafka.Kafka, "commit", commit)
 
 
-@mutant("R54", "the driver of a deposed leader goes on writing the journal of its build")
-def keep_unfenced(patches: Patches) -> None:
-    def keep(self: drivers.SimJournal, journal: Journal) -> None:
-        self._remains.holder = self._run
-        _keep(self, journal)
+@mutant("R54", "a driver that was shut out fences in turn, and looks at nothing")
+def keep_unseen(patches: Patches) -> None:
+    def held(self: FencedJournal) -> Any:
+        if self._topic.shut_out:
+            self._topic.fence()
+        return _held(self)
 
-    _keep = patches.put(drivers.SimJournal, "keep", keep)
+    _held = patches.put(FencedJournal, "_held", held)
+
+
+@mutant("R54, its mark", "a driver reads the journal of its build, and does not write that it has")
+def leave_no_mark(patches: Patches) -> None:
+    def take(self: FencedJournal, found: Any) -> Journal:
+        record = self._record(found)
+        return record.journal if record else Journal()
+
+    patches.put(FencedJournal, "_take", take)
+
+
+@mutant("R54, for good", "a driver that finds a later one at work waits, and goes on")
+def wait_for_the_later_one(patches: Patches) -> None:
+    def look(self: FencedJournal) -> Any:
+        try:
+            return _look(self)
+        except DisplacedError as displaced:
+            self._displaced, self._attempt = False, (1 << 30, 0)
+            raise RetryableError("another driver works on the build") from displaced
+
+    _look = patches.put(FencedJournal, "_look", look)
 
 
 @mutant("R3, fence", "a deposed leader writes into the dictionary")
@@ -567,9 +590,9 @@ def begin_as_large_again(patches: Patches) -> None:
 
 @mutant("Stuck", "each driver begins where the build began")
 def throw_away_what_is_done(patches: Patches) -> None:
-    def load(self: drivers.SimJournal) -> Journal:
+    def load(self: FencedJournal) -> Journal:
         journal: Journal = _load(self)
         journal.newest = None
         return journal
 
-    _load = patches.put(drivers.SimJournal, "load", load)
+    _load = patches.put(FencedJournal, "load", load)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from keytide.catalog.catalog import Catalog
+from keytide.catalog.records import TermRecord
 from keytide.errors import KeytideError, RetryableError
 from keytide.settings.settings import load_settings
 from streaming.core import micro_batches as core
@@ -85,6 +86,20 @@ def test_each_end_has_its_status_and_is_said(
     assert (given_back, said, silent) == ("given back", "said", "silent")
     assert len(notes) == (note is not None)
     assert not notes or (note or "?") in notes[0]
+
+
+@pytest.mark.parametrize(("attempt", "ends"), [((2, 7), True), ((3, 1), False), ((0, 0), False)])
+def test_a_driver_of_a_leader_that_is_none_any_more_ends(
+    program: Program, attempt: tuple[int, int], ends: bool
+) -> None:
+    catalog = Catalog()
+    catalog.put("term", TermRecord(3, "another", 0))
+    program.attempt = attempt
+    if ends:
+        with pytest.raises(StoppedError):
+            program.check_led(catalog)
+    else:
+        program.check_led(catalog)
 
 
 def test_what_fails_while_a_driver_is_asked_to_end_is_no_failure(program: Program) -> None:
