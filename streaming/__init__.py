@@ -2,8 +2,8 @@
 read.
 
 What lives here: the job that reads a keyspace from its earliest offset in micro-batches that a journal tells
-of, projects with the projector's own core, keeps the newest version of each document, sorts by slice and key, and
-writes chunks and batch ends into the backfill queues. Spark's Kafka source plans the micro-batches; tasks
+of, projects with the projector's own core, keeps the newest version of each document, sorts by slice and key,
+and writes chunks and batch ends into the backfill queues. Spark's Kafka source plans the micro-batches; tasks
 read their extents themselves (ADR 20). Beside it, and apart from it, `source`: the data source by which
 users' Spark jobs read indexes.
 

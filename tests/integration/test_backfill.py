@@ -48,11 +48,11 @@ from keytide.model.topics import Topics
 from keytide.wire.columns import heard_ids, heard_offsets, unpack
 from keytide.wire.messages import BatchEnd, BuildProgress, PutChunk, RemovalChunk, decode
 from keytide.wire.parts import Assembler
-from streaming.drivers.journal import Journal
+from streaming.drivers.journal import Journal, JournalRecord
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 
-BUILD = "build-1"
+BUILD = "b1"
 INDEXES = {
     "by_a-1": "CREATE INDEX by_a ON {topic} (a) WITH (slices=3)",
     "by_tag-2": "CREATE INDEX by_tag ON {topic} (UNNEST(tags) DESC, n) INCLUDE (a) WITH (slices=2)",
@@ -325,8 +325,8 @@ class Build:
             time.sleep(0.02)
 
     def journal(self) -> Journal:
-        kept = [value for _, _, value in self.records(self.topics.builds)]
-        return msgspec.json.decode(kept[-1], type=Journal) if kept else Journal()
+        kept = [value for _, _, value in self.records(self.topics.builds) if value]
+        return msgspec.json.decode(kept[-1], type=JournalRecord).journal if kept else Journal()
 
     def batches_done(self) -> int:
         return self.journal().finished + 1

@@ -277,7 +277,7 @@ class SimDriver:
         start, end = (at.offsets() for at in sending.covered)
         try:
             self._status.settle_batch(self._status.journal.read, SizedBatch(sending.number, start, end))
-        except StoppedError:
+        except (StoppedError, RetryableError):
             return False
         return True
 
