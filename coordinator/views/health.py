@@ -23,7 +23,7 @@ from coordinator.views import views
 from coordinator.views.copies import drain_state
 from coordinator.views.index_health import answers, index_reasons
 from keytide.model.health import Reason, Verdict, verdict
-from keytide.model.protocol import SPOKEN
+from keytide.model.protocol import NEEDED, SPOKEN
 from keytide.model.roles import Role
 from keytide.model.words import few
 
@@ -128,14 +128,21 @@ def _protocol(leader: Leader) -> Iterator[Reason]:
     for one in leader.speakers.others(catalog):
         if one.protocol < catalog.protocol:
             yield Reason("projector", one.name, "degraded", _speaks(one.protocol, catalog.protocol), _UPGRADE)
-    if behind := leader.speakers.behind(catalog, SPOKEN):
-        yield Reason(
-            "cluster",
-            cluster,
-            "ok",
-            f"not everybody speaks version {SPOKEN} of the protocol, as this coordinator does: "
-            f"{told(behind)}; what needs it is refused",
+    say = partial(Reason, "cluster", cluster, "ok")
+    behind = leader.speakers.behind(catalog, SPOKEN)
+    if refused := [one for one in behind if one.protocol < NEEDED]:
+        yield say(
+            f"not everybody speaks version {NEEDED} of the protocol: {told(refused)}; what needs it is "
+            "refused",
             "upgrade them, and the gateways, which nobody hears",
+        )
+    if others := [one for one in behind if one.protocol >= NEEDED]:
+        nodes = {*leader.speakers.nodes(catalog)}
+        whole = "; those nodes say all in each heartbeat" if nodes.intersection(others) else ""
+        yield say(
+            f"not everybody speaks version {SPOKEN} of the protocol, as this coordinator does: "
+            f"{told(others)}; nothing is refused for it{whole}",
+            "upgrade them",
         )
 
 

@@ -32,6 +32,8 @@ LAYOUTS: Final = 2
 """From which on an index has new layouts."""
 MOVES: Final = 2
 """From which on copies move."""
+NEEDED: Final = max(LAYOUTS, MOVES)
+"""The latest that something needs which can be asked for: while somebody speaks less, that is refused."""
 CHANGES: Final = 3
 """From which on a leader understands `HeartbeatChanges`."""
 SPOKEN: Final = 3

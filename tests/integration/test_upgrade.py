@@ -19,7 +19,7 @@ from deploy.kafka import EmbeddedKafka
 from keytide.catalog.records import encode_record
 from keytide.errors import CallerError, KeytideError
 from keytide.kafka.topics import CatalogReader
-from keytide.model.protocol import SPOKEN
+from keytide.model.protocol import NEEDED, SPOKEN
 from keytide.model.topics import Topics
 from keytide.settings.settings import load_settings
 from tests.earlier import release
@@ -187,7 +187,7 @@ def test_nodes_are_upgraded_one_after_the_other_under_todays_coordinator(upgrade
         assert "node node-1 speaks 1, node node-2 speaks 1" in upgrade.refused()
         with pytest.raises(CallerError, match="a drain needs version 2 of the protocol"):
             upgrade.admin.call("POST", "/v1/nodes/node-1/drain")
-        assert f"not everybody speaks version {SPOKEN} of the protocol" in upgrade.health()
+        assert f"not everybody speaks version {NEEDED} of the protocol" in upgrade.health()
         with upgrade.client(1) as client:
             client.page(SPREAD, limit=1)
             session = client.session

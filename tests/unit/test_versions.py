@@ -13,7 +13,7 @@ from coordinator.views import health, views
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import ClusterRecord, NodeRecord, decode_record, encode_record
 from keytide.model.health import Reason
-from keytide.model.protocol import FIRST_PROTOCOL, SPOKEN, UnknownVersionError
+from keytide.model.protocol import FIRST_PROTOCOL, NEEDED, SPOKEN, UnknownVersionError
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import BuildProgress, JobProgress, Message, NodeHeartbeat, Progress, decode, encode
 from tests.unit.copy_world import NODES
@@ -84,6 +84,27 @@ def test_nodes_are_shown_with_what_they_speak() -> None:
     found.speaks = {}
     found.live(500)
     assert not notes(found)
+
+
+def test_who_speaks_all_that_can_be_asked_for_has_nothing_refused() -> None:
+    found = world(n1=NEEDED, p1=NEEDED)
+    (note,) = notes(found)
+    assert note.status == "ok"
+    assert f"node n1 speaks {NEEDED}, projector p1 speaks {NEEDED}; nothing is refused for it" in note.reason
+    assert "those nodes say all in each heartbeat" in note.reason
+    assert "gateway" not in note.next_step
+    found.sql(LAYOUT)
+    (note,) = notes(world(p1=NEEDED))
+    assert "heartbeat" not in note.reason
+
+
+def test_who_speaks_less_is_named_as_refused_and_nobody_else() -> None:
+    refused, other = notes(world(n1=1, n2=NEEDED))
+    assert f"version {NEEDED} of the protocol: node n1 speaks 1; what needs it is refused" in refused.reason
+    assert "n2" not in refused.reason
+    assert "gateways" in refused.next_step
+    assert f"version {SPOKEN} of the protocol" in other.reason
+    assert "n1" not in other.reason
 
 
 # --- what is refused ----------------------------------------------------------------------------------------
