@@ -15,6 +15,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from deploy.cluster import LocalCluster
+from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import IndexRecord
 from keytide.cli import rolling
 from keytide.client import Page
@@ -53,15 +54,20 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield world
 
 
-def _record(world: World) -> IndexRecord:
-    """What the dictionary says of the index."""
+def _catalog(world: World) -> Catalog:
+    """The dictionary as it is now."""
     settings = load_settings(kafka={"bootstrap": world.bootstrap}, cluster=world.cluster.name)
     reader = CatalogReader(settings)
     try:
         reader.start()
-        found = reader.catalog.index_by_name(INDEX)
+        return reader.catalog
     finally:
         reader.close()
+
+
+def _record(world: World) -> IndexRecord:
+    """What the dictionary says of the index."""
+    found = _catalog(world).index_by_name(INDEX)
     assert found is not None
     return found
 
@@ -327,12 +333,22 @@ def _layouts(world: World) -> list[dict[str, Any]]:
 
 def _spread(world: World) -> None:
     """Each node has two slices, and nothing is done about copies."""
-    wait_for(lambda: [len(nodes) for nodes in _copies(world)] == [2] * SLICES, "two copies of each", 120)
+    wait_for(lambda: _settled(world), "two copies of each, and no other", 120)
     job = world.admin.call("POST", "/v1/rebalance")
     wait_for(lambda: _job(world, job["id"])["state"] == "DONE", "slices are spread", 180)
     wait_for(lambda: not _record(world).leaving, "who leaves is gone", 120)
     found = _copies(world)
     assert [sum(_name(place) in nodes for nodes in found) for place in range(3)] == [2, 2, 2], found
+
+
+def _settled(world: World) -> bool:
+    """Whether every slice has two copies, none is being filled and none leaves: what is done about a copy
+    leaves its slice out of a rebalance."""
+    catalog = _catalog(world)
+    index = catalog.index_by_name(INDEX)
+    assert index is not None
+    filled = [one for one in catalog.copies() if one.index == index.id]
+    return [len(nodes) for nodes in index.placement] == [2] * SLICES and not filled and not index.leaving
 
 
 def _leaves(world: World, node: str) -> bool:
