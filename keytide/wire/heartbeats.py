@@ -11,7 +11,8 @@ cannot be known: it is left alone until all is said again (`NodeHeartbeat`). Tha
   that does not understand changes;
 * with the one after a heartbeat that did not arrive, as far as its sender knows;
 * whenever slices came or went, or a source became another one;
-* with every `WHOLE_EACH`th, for drivers, which begin to read at any time.
+* with every `WHOLE_EACH`th, and when the last one is `WHOLE_MS` old: for drivers, which begin to read at any
+  time, and for a leader that has missed one.
 
 A heartbeat's numbers say nothing to another process of the same node, by `started_at`.
 """
@@ -28,8 +29,11 @@ from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.messages import HeartbeatChanges, NodeHeartbeat, SliceStatus, TimestampChange
 
 WHOLE_EACH: Final = 10
-"""Every five seconds where nothing happens (`indexer.heartbeat_ms`): half of what a repair waits for a silent
-node."""
+"""Who speaks more often, because states change or it is set so (`indexer.heartbeat_ms`), says all sooner."""
+WHOLE_MS: Final = 5_000
+"""Half of what a repair waits for a silent node, also one of the release before, which takes nothing else. A
+leader that has missed it waits as long at most (R37); that is seldom, for it begins to read before nodes hear
+of its term. Each two seconds would cost a sixth of what changes save (`benchmarks/scale.py`)."""
 
 _FIELDS: Final = msgspec.structs.fields(SliceStatus)
 _NAMES: Final = SliceStatus.__struct_fields__
@@ -43,6 +47,8 @@ class HeartbeatWriter:
         self._sequence = 0
         self._term = 0
         self._last: NodeHeartbeat | None = None
+        self._whole_at = 0
+        self._due = WHOLE_EACH
 
     def write(self, beat: NodeHeartbeat, term: int, protocol: int) -> NodeHeartbeat | HeartbeatChanges:
         """What to send of a heartbeat: what has changed since the one before, or all of it.
@@ -56,9 +62,13 @@ class HeartbeatWriter:
         beat = replace(beat, sequence=self._sequence if protocol >= CHANGES else -1)
         before, self._last = self._last, beat
         new_leader, self._term = term != self._term, term
-        if new_leader or before is None or not self._sequence % WHOLE_EACH:
-            return beat
-        return _changes(before, beat) or beat
+        due = self._sequence >= self._due or not 0 <= beat.sent_at - self._whole_at < WHOLE_MS
+        if due:
+            self._due = self._sequence + WHOLE_EACH
+        message = None if new_leader or before is None or due else _changes(before, beat)
+        if message is None:
+            self._whole_at = beat.sent_at
+        return message or beat
 
     def lost(self) -> None:
         """A heartbeat did not arrive: nobody can follow to the next one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from keytide.catalog.records import TermRecord, decode_record, encode_record
 from keytide.model.protocol import CHANGES, FIRST_PROTOCOL, SPOKEN
 from keytide.model.timestamp import Place, Timestamp
 from keytide.settings.settings import load_settings
-from keytide.wire.heartbeats import WHOLE_EACH, HeartbeatWriter, follow
+from keytide.wire.heartbeats import WHOLE_EACH, WHOLE_MS, HeartbeatWriter, follow
 from keytide.wire.messages import (
     DuplicateDocument,
     HeartbeatChanges,
@@ -140,6 +141,27 @@ def test_a_leader_that_begins_hears_all_and_so_does_everybody_every_now_and_then
     kinds = [isinstance(node.say(said, term=2), NodeHeartbeat) for _ in range(3 * WHOLE_EACH)]
     assert kinds.count(True) == 3
     assert max(len(run) for run in "".join(".W"[one] for one in kinds).split("W")) == WHOLE_EACH - 1
+
+
+@pytest.mark.parametrize(("each", "told"), [(500, 10), (600, 9), (1_000, 5), (2_000, 3), (6_000, 1), (100, 10)])
+def test_all_is_said_again_in_time_however_often_a_node_speaks(each: int, told: int) -> None:
+    node = Node()
+    kinds = [
+        isinstance(node.say(beat(status(0, at(10)), sent_at=1_000 + number * each)), NodeHeartbeat)
+        for number in range(60)
+    ]
+    whole = [number for number, kind in enumerate(kinds) if kind]
+    assert {later - one for one, later in pairwise(whole[1:])} == {told}
+    assert told == 1 or (told - 1) * each < WHOLE_MS
+
+
+def test_all_is_said_when_the_clock_was_set_back() -> None:
+    node = Node()
+    first = beat(status(0, at(10)), sent_at=90_000)
+    node.say(first)
+    assert isinstance(node.say(replace(first, sent_at=90_500)), HeartbeatChanges)
+    assert isinstance(node.say(replace(first, sent_at=1_000)), NodeHeartbeat)
+    assert isinstance(node.say(replace(first, sent_at=1_500)), HeartbeatChanges)
 
 
 def test_a_leader_of_the_release_before_hears_all_always() -> None:
