@@ -3,6 +3,10 @@ Pure.
 
 A slice may lie on several nodes. What a node says of its copy counts when the dictionary names that copy, by
 its id (R48): one that is still being filled (R41), or leaves and has not gone yet (R42), is not waited for.
+
+That a node lives and what it has are told apart (R53). Whatever its process says shows that it lives. What it
+has is not known before that process has said all; until then, and no longer than it is heard, nobody goes by
+what its copies lack (`unheard`).
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from typing import Final
 from coordinator.core.failure_detector import FailureDetector
 from coordinator.core.instructions import Instruction, Note
 from keytide.catalog.catalog import Catalog
-from keytide.wire.heartbeats import follow
+from keytide.wire.heartbeats import UNTOLD, begun, follow
 from keytide.wire.messages import HeartbeatChanges, NodeHeartbeat, SliceStatus
 
 _OUT_OF_SERVICE = {
@@ -34,10 +38,6 @@ def node_subject(name: str) -> tuple[str, str]:
     return ("node", name)
 
 
-_NOBODY: Final = node_subject("")
-"""Silent since the first look, as all are who were never heard."""
-
-
 @dataclass(slots=True)
 class HeardNode:
     """One node as last heard.
@@ -55,6 +55,11 @@ class HeardNode:
 
     def __post_init__(self) -> None:
         self._slices = {(status.index, status.slice): status for status in self.heartbeat.slices}
+
+    @property
+    def told(self) -> bool:
+        """Whether its process has said all since it began; else nothing is known of its slices."""
+        return self.heartbeat.sequence != UNTOLD
 
     def slice(self, index: str, slice_number: int) -> SliceStatus | None:
         return self._slices.get((index, slice_number))
@@ -93,7 +98,10 @@ class HeardNodes:
         self._said: dict[tuple[str, int], dict[str, SliceStatus]] = {}
         self._says: dict[str, dict[tuple[str, int], SliceStatus]] = {}
         """Of live nodes, what they say of copies that count: by slice and node, and by node and slice."""
-        self._unheard_count = True
+        self._unheard: frozenset[str] = frozenset()
+        """Of those that copies are on, at the last look."""
+        self._set_back: dict[str, NodeHeartbeat] = {}
+        """What a process says that began before the one that is known, by its clock."""
         self._live: list[str] = []
         self._live_slices: dict[tuple[str, str, int], int] = {}
 
@@ -128,12 +136,27 @@ class HeardNodes:
 
     def whole(self, message: NodeHeartbeat | HeartbeatChanges) -> NodeHeartbeat | None:
         """What a node says with a heartbeat, all of it (R53). None when that is not known, or is known
-        already: then nothing is heard but that the node lives."""
-        known = self.by_id.get(message.node)
-        found = follow(known.heartbeat if known else None, message)
-        if found is None:
-            self._failure_detector.heard(node_subject(message.node))
-        return found
+        already: then nothing is heard but that the node lives. Of another process than the one that is known
+        it is nothing yet (`keytide.wire.heartbeats.begun`)."""
+        node = message.node
+        known = self.by_id.get(node)
+        before = known.heartbeat if known is not None else None
+        if before is not None and message.started_at < before.started_at:
+            # Of before its restart; unless that falls silent: then the node's clock was set back. So it is no
+            # sign of life of that, and its changes are followed all the same.
+            found = follow(self._set_back.get(node), message)
+            if found is not None:
+                self._set_back[node] = found
+            if known is not None and known.live:
+                return None
+        else:
+            found = follow(before, message)
+        if found is not None:
+            return found
+        if before is not None and message.started_at != before.started_at:
+            return begun(before, message) if isinstance(message, HeartbeatChanges) else None
+        self._failure_detector.heard(node_subject(node))
+        return None
 
     def heartbeat(self, message: NodeHeartbeat, now: int) -> tuple[bool, list[Instruction]]:
         """Take a heartbeat in. Returns whether it comes from a new start of the node, and what to tell."""
@@ -142,6 +165,9 @@ class HeardNodes:
             # From before its restart. Unless that is silent: then the node's clock was set back.
             return False, []
         restarted = node is None or message.started_at != node.heartbeat.started_at
+        if restarted:
+            self._set_back.pop(message.node, None)
+        unheard = self.unheard([message.node])
         notes: list[Instruction] = []
         if node is None or not node.live:
             text = f"node {message.node} serves at {message.url}"
@@ -151,8 +177,8 @@ class HeardNodes:
             notes.append(Note("warning", "node-restarted", message.node, text))
         notes += _stopped_slices(node, message)
         self._failure_detector.heard(node_subject(message.node))
-        self.version += node is None
         self.by_id[message.node] = HeardNode(message, now, live=True)
+        self.version += node is None or self.unheard([message.node]) != unheard
         self._gone -= {message.node}
         self._take_over([message.node])
         return restarted, notes
@@ -166,12 +192,14 @@ class HeardNodes:
                 node.live = False
                 text = f"node {name} has been silent for {silence} ms"
                 notes.append(Note("warning", "node-lost", name, text))
-        gone = frozenset(node for node in self._nodes() if self.gone(node))
+        nodes = self._nodes()
+        gone = frozenset(node for node in nodes if self.gone(node))
         if notes or gone != self._gone:
             self._gone = gone
             self._changed()
-        if self._unheard_count and self._failure_detector.silence(_NOBODY) > self._timeout_ms:
-            self._unheard_count = False
+        unheard = frozenset(self.unheard(nodes))
+        if unheard != self._unheard:
+            self._unheard = unheard
             self.version += 1
         return notes
 
@@ -180,9 +208,15 @@ class HeardNodes:
         return list(self._live)
 
     def unheard(self, nodes: Iterable[str]) -> list[str]:
-        """Those that were not heard in this term, which is not old enough to know that they are silent;
-        sorted."""
-        return sorted(one for one in nodes if self._unheard_count and one not in self.by_id)
+        """Those of which is not known what they have now, and that are not known to be silent; sorted. This
+        term is not old enough for that, or they say what has changed of what was not heard."""
+        return sorted(filter(self._is_unheard, nodes))
+
+    def _is_unheard(self, node: str) -> bool:
+        known = self.by_id.get(node)
+        if known is not None and known.live and known.told:
+            return False
+        return self._failure_detector.silence(node_subject(node)) <= self._timeout_ms
 
     def gone(self, node: str) -> bool:
         """Whether a node has been silent for so long that it is not expected back."""
@@ -204,13 +238,14 @@ class HeardNodes:
 
     def has_whole(self, index: str, slice_number: int) -> bool:
         """Whether a copy of a slice that does not count, yet or any more, is on a live node and has all
-        rows; or leaves, and is on a node that is silent and may come back."""
+        rows; or leaves, and is on a node that is silent and may come back, or has not said yet what it
+        has."""
         key = index, slice_number
         for node, copy in self._beside.get(key, ()):
             known = self.by_id.get(node)
-            silent = known is None or not known.live
+            unknown = known is None or not known.live or not known.told
             if self._is_whole(node, key, copy) or (
-                silent and (node, *key) in self._leaving and not self.gone(node)
+                unknown and (node, *key) in self._leaving and not self.gone(node)
             ):
                 return True
         return False
@@ -221,11 +256,9 @@ class HeardNodes:
         return self._live_slices.get((node, index, slice_number), -1) == incarnation
 
     def counts(self, node: str, index: str, slice_number: int, incarnation: int) -> bool:
-        """Whether no number is published that this copy lacks, unless it lags (R37): it serves, or was not
-        heard in this term, which is not old enough to know that it is silent."""
-        if node not in self.by_id:
-            return self._unheard_count
-        return self.slice_serves(node, index, slice_number, incarnation)
+        """Whether no number is published that this copy lacks, unless it lags (R37): it serves, or whether
+        it does is not known, and its node is not known to be silent."""
+        return self.slice_serves(node, index, slice_number, incarnation) or self._is_unheard(node)
 
     def _changed(self) -> None:
         """Look at everything anew."""

@@ -101,12 +101,11 @@ def _slice(leader: Leader, record: IndexRecord, number: int, rebuild: str) -> tu
     stories = [_story(leader, copy, others=answering > 0) for copy in copies]
     troubles = list(dict.fromkeys(story for story in stories if story is not None))
     why = " and ".join(reason for reason, _ in troubles)
-    if not answering and any(_unheard(leader, copy) for copy in copies):
-        return (
-            "degraded",
-            f"{why}: this coordinator has just begun to lead",
-            "wait: it is told within seconds",
-        )
+    unheard = [copy.node for copy in copies if _unheard(leader, copy)]
+    if not answering and unheard:
+        begins = not leader.stability.nodes.by_id.keys() >= {*unheard}
+        reason = f"{why}: this coordinator has just begun to lead" if begins else why
+        return "degraded", reason, "wait: it is told within seconds"
     if not answering:
         step = f"wait for build {rebuild}: `keytide build show {rebuild}`" if rebuild else ""
         placed_nowhere = ("it is placed nowhere", "build the index again")
@@ -232,7 +231,9 @@ def _story(leader: Leader, copy: HeardCopy, *, others: bool = False) -> tuple[st
     if failure_detector.deaf and status is not None and status.state == "LIVE":
         return None  # as it was last heard: now nobody can be
     if _unheard(leader, copy):
-        return f"node {name} was not heard yet", "wait: it is told within seconds"
+        begun = name in leader.stability.nodes.by_id
+        what = "has begun again, and has not said yet what it has" if begun else "was not heard yet"
+        return f"node {name} {what}", "wait: it is told within seconds"
     if not copy.live or failure_detector.suspected(node_subject(name)):
         away = "; a copy whose node stays away is replaced by one on another node" if others else ""
         return f"node {name} is silent", f"see what is said of node {name}{away}"
@@ -251,12 +252,12 @@ def _story(leader: Leader, copy: HeardCopy, *, others: bool = False) -> tuple[st
 
 
 def _unheard(leader: Leader, copy: HeardCopy) -> bool:
-    """Whether nothing is known of the node of a copy, and too little time has passed to hold that against
+    """Whether what the node of a copy has is not known, and too little time has passed to hold that against
     it: a coordinator that begins to lead has heard nobody."""
     stability = leader.stability
-    return copy.node not in stability.nodes.by_id and not stability.failure_detector.suspected(
-        node_subject(copy.node)
-    )
+    known = stability.nodes.by_id.get(copy.node)
+    silent = stability.failure_detector.suspected(node_subject(copy.node))
+    return (known is None or not known.told) and not silent
 
 
 def _contents(leader: Leader, record: IndexRecord) -> Iterator[Reason]:

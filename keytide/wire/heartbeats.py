@@ -14,7 +14,8 @@ cannot be known: it is left alone until all is said again (`NodeHeartbeat`). Tha
 * with every `WHOLE_EACH`th, and when the last one is `WHOLE_MS` old: for drivers, which begin to read at any
   time, and for a leader that has missed one.
 
-A heartbeat's numbers say nothing to another process of the same node, by `started_at`.
+A heartbeat's number says nothing of another process of the same node, by `started_at`. Changes of one that
+has not said all yet show that it has begun (`begun`): what the process before has said holds no more.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ WHOLE_MS: Final = 5_000
 """Half of what a repair waits for a silent node, also one of the release before, which takes nothing else. A
 leader that has missed it waits as long at most (R37); that is seldom, for it begins to read before nodes hear
 of its term. Each two seconds would cost a sixth of what changes save (`benchmarks/scale.py`)."""
+UNTOLD: Final = 0
+"""The number of what is known of a process that has not said all yet: its heartbeats count from 1."""
 
 _FIELDS: Final = msgspec.structs.fields(SliceStatus)
 _NAMES: Final = SliceStatus.__struct_fields__
@@ -89,7 +92,9 @@ def follow(known: NodeHeartbeat | None, message: NodeHeartbeat | HeartbeatChange
     if isinstance(message, NodeHeartbeat):
         numbered = known is not None and known.started_at == message.started_at and message.sequence >= 0
         return None if known is not None and numbered and message.sequence <= known.sequence else message
-    if known is None or known.started_at != message.started_at or known.sequence != message.sequence - 1:
+    if known is None or known.started_at != message.started_at or known.sequence == UNTOLD:
+        return None
+    if known.sequence != message.sequence - 1:
         return None
     try:
         slices = _followed(known.slices, message)
@@ -103,6 +108,25 @@ def follow(known: NodeHeartbeat | None, message: NodeHeartbeat | HeartbeatChange
         disk_free=message.disk_free,
         catalog_offset=message.catalog_offset,
         slices=slices,
+    )
+
+
+def begun(known: NodeHeartbeat, message: HeartbeatChanges) -> NodeHeartbeat:
+    """What is known of a process that has not said all yet: that it has begun, and nothing of its slices.
+
+    Args:
+        known: what another process of the node has said.
+        message: of the process.
+    """
+    return replace(
+        known,
+        started_at=message.started_at,
+        sequence=UNTOLD,
+        sent_at=message.sent_at,
+        memory=message.memory,
+        disk_free=message.disk_free,
+        catalog_offset=-1,
+        slices=[],
     )
 
 

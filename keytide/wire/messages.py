@@ -548,7 +548,7 @@ class NodeHeartbeat(_Message, frozen=True, array_like=True):
     say."""
     sequence: int = -1
     """Counts the heartbeats of this process, from 1, so that `HeartbeatChanges` can follow; -1 when none
-    will."""
+    will. (0 is never sent: `keytide.wire.heartbeats`.)"""
 
 
 class TimestampChange(msgspec.Struct, frozen=True, array_like=True):

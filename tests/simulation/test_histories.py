@@ -46,6 +46,7 @@ def test_histories_reach_what_they_are_for() -> None:
             world = run(plan(seed, EVERY if seed % 2 else FAULTS))
             seen["commits"] += world.checkers.commits
             seen["scans"] += world.checkers.scans
+            seen["heartbeats followed"] += world.checkers.followed
             seen["restarts"] += sum(node.lives for node in world.nodes.values()) - len(world.nodes)
             seen += world.seen
     lacking = [what for what in REACHED if not seen[what]]
@@ -55,6 +56,7 @@ def test_histories_reach_what_they_are_for() -> None:
 REACHED = (
     "commits",
     "scans",
+    "heartbeats followed",
     "restarts",
     "unnumbered",
     "gaps",

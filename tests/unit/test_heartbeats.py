@@ -17,7 +17,7 @@ from keytide.catalog.records import TermRecord, decode_record, encode_record
 from keytide.model.protocol import CHANGES, FIRST_PROTOCOL, SPOKEN
 from keytide.model.timestamp import Place, Timestamp
 from keytide.settings.settings import load_settings
-from keytide.wire.heartbeats import WHOLE_EACH, WHOLE_MS, HeartbeatWriter, follow
+from keytide.wire.heartbeats import UNTOLD, WHOLE_EACH, WHOLE_MS, HeartbeatWriter, begun, follow
 from keytide.wire.messages import (
     DuplicateDocument,
     HeartbeatChanges,
@@ -143,7 +143,9 @@ def test_a_leader_that_begins_hears_all_and_so_does_everybody_every_now_and_then
     assert max(len(run) for run in "".join(".W"[one] for one in kinds).split("W")) == WHOLE_EACH - 1
 
 
-@pytest.mark.parametrize(("each", "told"), [(500, 10), (600, 9), (1_000, 5), (2_000, 3), (6_000, 1), (100, 10)])
+@pytest.mark.parametrize(
+    ("each", "told"), [(500, 10), (600, 9), (1_000, 5), (2_000, 3), (6_000, 1), (100, 10)]
+)
 def test_all_is_said_again_in_time_however_often_a_node_speaks(each: int, told: int) -> None:
     node = Node()
     kinds = [
@@ -227,6 +229,23 @@ def test_nobody_follows_from_one_process_to_the_next() -> None:
     node.writer = HeartbeatWriter()
     node.say(beat(status(0, at(4)), started_at=2))  # lost on its way
     assert node.hear(node.say(beat(status(0, at(4), number=-1), started_at=2))) is None
+
+
+def test_of_a_process_that_has_not_said_all_nothing_is_known_but_that_it_has_begun() -> None:
+    node = Node()
+    node.hear(node.say(beat(status(0, at(10)))))
+    node.writer = HeartbeatWriter()
+    node.say(beat(status(0, at(4)), started_at=2))  # lost on its way
+    message = node.say(beat(status(0, at(4)), started_at=2, disk_free=9))
+    assert isinstance(message, HeartbeatChanges)
+    assert node.known is not None
+    node.known = begun(node.known, message)
+    assert (node.known.started_at, node.known.slices, node.known.disk_free) == (2, [], 9)
+    assert node.known.catalog_offset == -1, "it has read nothing, as far as is known"
+    assert node.known.sequence == UNTOLD
+    assert node.hear(replace(message, sequence=1)) is None, "nothing follows from that"
+    whole = node.say(beat(status(0, at(5)), started_at=2), term=2)
+    assert node.hear(whole) == whole
 
 
 def test_heartbeats_of_the_release_before_are_taken_as_they_are() -> None:
