@@ -194,10 +194,17 @@ class SliceChannel:
             if not isinstance(message, NodeHeartbeat | HeartbeatChanges):
                 continue
             self._heard[message.node] = time.monotonic()
-            whole = follow(self._nodes.get(message.node), message)
+            known = self._nodes.get(message.node)
+            whole = follow(known, message)
             if whole is None:
+                if known is not None and message.started_at > known.started_at:
+                    self._forget(message.node)  # it was said by a process that is gone (R53)
                 continue
             self._nodes[message.node] = whole
             for status in whole.slices:
                 if status.index == self._index.id:
                     self._told[message.node, status.slice] = status
+
+    def _forget(self, node: str) -> None:
+        del self._nodes[node]
+        self._told = {place: status for place, status in self._told.items() if place[0] != node}

@@ -168,3 +168,22 @@ def test_nodes_that_say_what_has_changed_are_understood_from_the_middle_on(scene
         assert sorted(scene.wait(WHOLE_EACH)) == [("n1", 0), ("n2", 0), ("n3", 1)]
         took.append(scene.clock - began)
     assert took == [3.5, 1.5, 0.5], "until all was said, again by who was missed, and then by every heartbeat"
+
+
+def test_what_a_process_has_said_that_is_gone_counts_no_more(scene: Scene) -> None:
+    """n1 was started again, and what it has said first was lost."""
+    before, after = HeartbeatWriter(), HeartbeatWriter()
+    lost = after.write(NodeHeartbeat("n1", "", 2, 0, [status(0, **LATE)], 0, 0, 0), 1, SPOKEN)
+    assert isinstance(lost, NodeHeartbeat)
+    heard: list[Any] = [
+        before.write(NodeHeartbeat("n1", "", 1, 0, [status(0, **DONE)], 0, 0, 0), 1, SPOKEN),
+        after.write(NodeHeartbeat("n1", "", 2, 0, [status(0, **LATE)], 0, 0, 0), 1, SPOKEN),
+    ]
+    reports: Any = SimpleNamespace(
+        poll=lambda _: [SimpleNamespace(value=lambda: encode(heard.pop(0)))] if heard else []
+    )
+    scene.channel._reports = reports
+    scene.channel._listen()
+    assert done(scene.channel._told["n1", 0])
+    scene.channel._listen()
+    assert scene.channel._told == {}
