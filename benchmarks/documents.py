@@ -95,7 +95,8 @@ def load(
         if per_second and sent % 100 == 0:
             ahead = sent / per_second - (time.monotonic() - began)
             if ahead > 0:
-                producer.poll(ahead)
+                producer.poll(0)
+                time.sleep(ahead)
     producer.flush()
     progress_line("")
     return sent
