@@ -74,6 +74,7 @@ class FencedWriter:
         self._stopping = stopping
         self._end = -1
         self._producer = self._make()
+        self._fenced = False
         self.shut_out = False
 
     def _make(self) -> Producer:
@@ -92,8 +93,9 @@ class FencedWriter:
             KafkaUnavailableError: no answer in time.
             TransactionsRefusedError: access is refused.
         """
-        if self.shut_out:  # a producer that was fenced is of no use any more
-            self._producer = self._make()
+        if self.shut_out or self._fenced:
+            # A producer fences once, and one that was fenced never writes again.
+            self._producer, self._fenced = self._make(), False
         try:
             self._producer.init_transactions(float(self._settings.coordinator.request_timeout_s))
         except KafkaException as failure:
@@ -105,7 +107,7 @@ class FencedWriter:
                 ) from failure
             self.shut_out = self.shut_out or error.fatal()  # (such a producer is of no use any more)
             raise KafkaUnavailableError(f"the transactional id cannot be claimed: {error}") from failure
-        self.shut_out = False
+        self.shut_out, self._fenced = False, True
 
     def write(self, records: Sequence[tuple[str, bytes | None]]) -> int:
         """Write records (key and value; None: a tombstone) in one transaction.

@@ -226,10 +226,9 @@ class CoordinatorSettings(Section):
     kafka_disk_free_bytes: int = Field(
         268_435_456,
         ge=0,
-        description="while less is free on a disk of Kafka that has topics of the cluster, builds pause, no "
-        "copy of a slice whose queue lies there is begun, and one that holds back more of it than a "
-        "sixteenth of this, beyond another one that holds what is published, is taken out. Kafka says it "
-        "from 3.3 on, to a user that may DESCRIBE the cluster; 0: not looked at",
+        description="while less is free on a disk of Kafka that has topics of the cluster, builds pause, and "
+        "no copy of a slice whose queue lies there is begun. Kafka says it from 3.3 on, to a user that may "
+        "DESCRIBE the cluster; 0: not looked at",
     )
     reserve: int = Field(
         262_144,

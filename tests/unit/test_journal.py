@@ -16,6 +16,7 @@ from keytide.catalog.records import BuildRecord, record_key
 from keytide.errors import KeytideError, RetryableError
 from keytide.kafka import fenced_writer
 from keytide.kafka.admin import KafkaUnavailableError
+from keytide.kafka.clients import Producer
 from keytide.kafka.fenced_writer import FencedWriter, ShutOutError, TransactionsRefusedError
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import load_settings
@@ -353,6 +354,20 @@ def test_a_broker_that_does_not_have_all_is_not_believed(monkeypatch: pytest.Mon
     monkeypatch.setattr(kafka_journal, "REQUEST_TIMEOUT_S", 0.05)
     with pytest.raises(KafkaUnavailableError, match="was not read to offset 2"):
         read_journals(load_settings(), 2)
+
+
+def test_a_writer_fences_as_often_as_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read after a fence may fail; then it fences again, with all that is real but the broker."""
+
+    def made(*_: Any, **more: Any) -> Producer:
+        told = {name.replace("_", "."): value for name, value in more.items()}
+        return Producer({"bootstrap.servers": "", "test.mock.num.brokers": 1, "log_level": 0, **told})
+
+    monkeypatch.setattr(fenced_writer, "producer", made)
+    writer = FencedWriter(load_settings(), "kt.builds", "kt-build-b8", threading.Event())
+    for _ in range(3):
+        writer.fence()
+        assert not writer.shut_out
 
 
 # --- access -------------------------------------------------------------------------------------------------
