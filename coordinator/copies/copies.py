@@ -169,11 +169,6 @@ class Copies:
             return self._beginnings.give_up(record, why, level="info")
         if self._reports.caught_up(record, index):
             return self._count(record, index)
-        disk = self.held_back.disk(index, record.slice)
-        if disk and self.held_back.filling(record, index) and self._reports.spare(record, index):
-            self._beginnings.failed(record, now)
-            why = f"its slice's queue is kept for it, and {disk.words} is nearly full"
-            return self._beginnings.give_up(record, why)
         if status is not None and status.state in WHOLE:
             return []  # it needs no other copy any more
         if self._reports.serves(index, record.slice, record.source):
@@ -323,10 +318,8 @@ class Copies:
         return out
 
     def _holds_back(self, index: IndexRecord, number: int, node: str) -> str:
-        held, most = self.held_back.of(index, number, node), self.held_back.bound(index, number)
-        disk = self.held_back.disk(index, number)
-        setting = f"for {disk.words} is nearly full" if disk else "(setting coordinator.queue_max_bytes)"
-        limit = f"beyond another copy it may be {most / 1e6:,.0f} MB {setting}"
+        held, most = self.held_back.of(index, number, node), self.held_back.most
+        limit = f"beyond another copy it may be {most / 1e6:,.0f} MB (setting coordinator.queue_max_bytes)"
         return f"{held / 1e6:,.0f} MB of its queue are kept for it, and {limit}"
 
     def _silent(self, node: str) -> str:

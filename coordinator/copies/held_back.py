@@ -2,26 +2,18 @@
 R43).
 
 Theory of operation. A queue keeps what its slowest copy has still to read durably, so a copy that stands
-still fills Kafka's disk. Past `queue_max_bytes` it is dearer than filling it anew; while the disk that the
-queue lies on is nearly full, past a sixteenth of what is to be free there (`kafka_disk_free_bytes`). That
-frees something only where another copy is farther on by so much, and loses nothing where that holds what is
-published. When all copies stand still together, as while no timestamp is issued, none is given up: it is only
-told.
+still fills Kafka's disk. Past `queue_max_bytes` it is dearer than filling it anew. That frees something only
+where another copy is farther on by so much, and loses nothing where that holds what is published. When all
+copies stand still together, as while no timestamp is issued, none is given up: it is only told.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
 from coordinator.copies.reports import CopyReports
 from coordinator.core.nodes import HeardNodes
 from coordinator.core.queue_sizes import KafkaDisk, QueueSizes
-from keytide.catalog.copies import CopyRecord
 from keytide.catalog.records import IndexRecord
 from keytide.model.topics import Topics
-
-OF_FULL: Final = 16
-"""Of what is to be free on a disk, such a part may a copy hold back while it is full."""
 
 
 class HeldBack:
@@ -44,13 +36,6 @@ class HeldBack:
         self._reports = reports
         self._sizes = sizes
 
-    def bound(self, index: IndexRecord, number: int) -> int:
-        """Bytes of a slice's queue that a copy may hold back beyond another one now; 0: no limit."""
-        if self.disk(index, number) is None:
-            return self.most
-        full = max(1, self._sizes.least // OF_FULL)
-        return min(self.most, full) if self.most else full
-
     def disk(self, index: IndexRecord, number: int) -> KafkaDisk | None:
         """The disk of Kafka that a slice's queue lies on, if it is nearly full."""
         return self._sizes.full_below(self._queue(index, number))
@@ -62,8 +47,7 @@ class HeldBack:
 
     def ahead(self, index: IndexRecord, number: int, node: str) -> list[str]:
         """The nodes whose copies of a slice are farther on than that of `node`, by more than may be."""
-        most = self.bound(index, number)
-        position = self._position(index, number, node) if most else None
+        position = self._position(index, number, node) if self.most else None
         if position is None:
             return []
         queue = self._queue(index, number)
@@ -71,18 +55,8 @@ class HeldBack:
         return [
             one
             for one, theirs in others.items()
-            if theirs is not None and self._sizes.between(queue, position, theirs) > most
+            if theirs is not None and self._sizes.between(queue, position, theirs) > self.most
         ]
-
-    def filling(self, record: CopyRecord, index: IndexRecord) -> bool:
-        """Whether the queue is kept for a copy that is being filled, beyond one that counts, by more than may
-        be. Asked while the disk of the queue is full: else a copy is worth what it keeps."""
-        queue, most = self._queue(index, record.slice), self.bound(index, record.slice)
-        counted = (self._position(index, record.slice, one) for one in index.placement[record.slice])
-        return any(
-            position is not None and self._sizes.between(queue, record.need, position) > most
-            for position in counted
-        )
 
     def _queue(self, index: IndexRecord, number: int) -> tuple[str, int]:
         return self._topics.mutations(index.id), number

@@ -10,7 +10,7 @@ anybody.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 QueuePartition = tuple[str, int]
 """(topic, partition)."""
@@ -27,6 +27,10 @@ class QueueSize(NamedTuple):
     begin: int
     end: int
     bytes: int
+
+
+BELIEVED: Final = 6
+"""Questions without an answer in a row, after which nothing is known of disks: a minute of them."""
 
 
 class KafkaDisk(NamedTuple):
@@ -68,14 +72,18 @@ class QueueSizes:
         self.disks: Sequence[KafkaDisk] = ()
         self.full: Sequence[KafkaDisk] = ()
         self.least = least
+        self._untold_times = 0
         self._grown: dict[QueuePartition, tuple[int, int]] = {}
         """Bytes and offsets, the older ones halved at each growth."""
 
     def told(self, sizes: Mapping[QueuePartition, QueueSize] | None, disks: Sequence[KafkaDisk] = ()) -> None:
-        """Take an answer over; None: there was none, and no disk is known to be full."""
+        """Take an answer over; None: there was none. What was known of disks is believed for some more such
+        answers: a broker that does not answer may be the one whose disk is full."""
         self.untold = sizes is None
+        self._untold_times = self._untold_times + 1 if sizes is None else 0
         if sizes is None:
-            self.disks = self.full = ()
+            if self._untold_times > BELIEVED:
+                self.disks = self.full = ()
             return
         were = {(disk.broker, disk.folder) for disk in self.full}
         self.disks = [disk for disk in disks if disk.queues]

@@ -18,6 +18,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,7 +184,8 @@ class InstructionExecutor(QueueWorker[Instruction | ReplyWhenDone]):
                 self._supervisor.stop(build)
             case StartDriver(build, delay_ms, task):
                 if task == "backfill":
-                    self._work.make_journals()
+                    with suppress(KafkaUnavailableError):  # (then the driver waits for it, and says so)
+                        self._work.make_journals()
                 self._supervisor.start(build, delay_ms, task)
             case RemoveBuildFolder(build, forgotten):
                 self._supervisor.remove_folder(build, forgotten=forgotten)

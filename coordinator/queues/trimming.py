@@ -106,14 +106,24 @@ class Trimmer:
             if now >= since and index.keyspace not in self._registry.halted:
                 limits += self._limits_of(index, since, now)
         topics = self._registry.dictionary.topics
-        # (The control topic is there when there is no queue, and builds want to know of its disk.)
-        asked = [topics.control, *(topics.mutations(id_) for id_, _ in ready)]
+        # (Beside queues, what there is always, and what builds fill: they want to know of those disks.)
+        asked = [topics.control, *(topics.mutations(id_) for id_, _ in ready), *self._filled()]
         measured = asked if self._limits.queue_sizes else []
         if not limits and not measured:
             return []
         self._under_way = True
         self._measures = bool(measured)
         return [TrimQueues(tuple(limits), tuple(measured))]
+
+    def _filled(self) -> list[str]:
+        """The backfill queues of builds that fill them."""
+        dictionary = self._registry.dictionary
+        return [
+            dictionary.topics.backfill(index, build.id)
+            for build in dictionary.catalog.builds()
+            if build.state in ("BACKFILL", "PAUSED")
+            for index in build.indexes
+        ]
 
     def _limits_of(self, index: IndexRecord, since: int, now: int) -> list[QueueLimit]:
         dictionary = self._registry.dictionary

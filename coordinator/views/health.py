@@ -81,8 +81,8 @@ def _kafka(leader: Leader) -> Iterator[Reason]:
             f"broker {disk.broker}",
             "degraded",
             f"the disk of {disk.folder} is nearly full, {_mib(disk.free)} of {_mib(disk.total)} are free: "
-            "builds pause, no copy is begun that needs a queue on it, and one that holds back much of such a "
-            "queue is given up (setting coordinator.kafka_disk_free_bytes)",
+            "builds pause, and no copy is begun that needs a queue on it (setting "
+            "coordinator.kafka_disk_free_bytes)",
             "make room there: a broker whose only disk is full ends itself",
         )
     if leader.copies.held_back.most and leader.queue_sizes.untold:

@@ -185,22 +185,19 @@ def _queues(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
     """Slices whose queue keeps more than it may for a copy that cannot be given up for it."""
     held_back = leader.copies.held_back
     kept: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-    for number, names in enumerate(record.placement):
-        most = held_back.bound(record, number)
-        for name in names if most else ():
-            if (held := held_back.of(record, number, name)) > most:
+    for number, names in enumerate(record.placement if held_back.most else ()):
+        for name in names:
+            if (held := held_back.of(record, number, name)) > held_back.most:
                 kept[name].append((number, held))
     for name, found in kept.items():
         shown = few((number for number, _ in found), SHOWN)
-        full = any(held_back.disk(record, number) for number, _ in found)
-        setting = "kafka_disk_free_bytes" if full else "queue_max_bytes"
         size = sum(held for _, held in found) / 1e6
         yield Reason(
             "slice",
             f"slice{'s' if len(found) > 1 else ''} {shown} of {record.name}",
             "degraded",
             f"{size:,.0f} MB are kept in Kafka for the copy on node {name}, more than may be (setting "
-            f"coordinator.{setting}), and no copy that holds what is published is so much farther on",
+            "coordinator.queue_max_bytes), and no copy that holds what is published is so much farther on",
             f"see what keeps node {name} from reading on (its log, its disk; whether snapshots are fresh); "
             "until then Kafka needs the room",
         )

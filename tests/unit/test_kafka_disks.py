@@ -1,4 +1,4 @@
-"""Disks of Kafka that are nearly full: what is known of them, and what is left off and given up meanwhile."""
+"""Disks of Kafka that are nearly full: what is known of them, and what is left off meanwhile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from coordinator.builds.registry import BuildLimits
 from coordinator.core.events import QueuesTrimmed
 from coordinator.core.instructions import StartDriver, StopDriver, TrimQueues
-from coordinator.core.queue_sizes import KafkaDisk, QueueSize, QueueSizes
+from coordinator.core.queue_sizes import BELIEVED, KafkaDisk, QueueSize, QueueSizes
 from coordinator.http import metrics
 from coordinator.kafka.queue_sizes import disks_of
 from coordinator.process.limits import limits_of
@@ -23,7 +23,7 @@ TOPIC = f"kt.mutations.{INDEX}"
 CONTROL = ("kt.control", 0)
 MIB = 1 << 20
 LEAST = 160 * MIB
-"""That are to be free; while they are not a copy may hold back 10 MiB."""
+"""That are to be free."""
 PER_OFFSET = 10_000
 BOUNDED = replace(LIMITS, kafka_disk_bytes=LEAST, queue_sizes=True)
 
@@ -74,8 +74,11 @@ def test_only_disks_with_something_of_the_cluster_count_each_for_its_queues() ->
     assert [one.broker for one in known.full] == [2]
     assert known.full_below(("t", 0)) is None
     assert known.full_below(("t", 1)) is not None
+    for _ in range(BELIEVED):
+        known.told(None)
+    assert [one.broker for one in known.full] == [2], "who does not answer may be the one"
     known.told(None)
-    assert known.full == (), "what is not known is held against nobody"
+    assert known.full == ()
 
 
 def test_without_a_limit_none_is_full() -> None:
@@ -110,13 +113,6 @@ def serving(nodes: list[str], replicas: int = 1) -> CopiesWorld:
     return world
 
 
-def read(world: CopiesWorld, **positions: int) -> None:
-    """How far copies of slice 0 have durably read."""
-    for name, position in positions.items():
-        world.nodes[name].copies[0].position = world.nodes[name].copies[0].horizon = position
-    world.beat()
-
-
 def reasons(world: World, kind: str) -> list[Reason]:
     return [one for one in health.of(world.leader, world.now).reasons if one.kind == kind]
 
@@ -128,49 +124,25 @@ def test_kafka_is_asked_when_there_is_no_index_yet() -> None:
     assert order.measured == ("kt.control",)
 
 
-def test_a_copy_that_holds_back_a_part_of_a_full_disk_is_taken_out() -> None:
+def test_the_backfill_queues_of_builds_are_asked_for_too() -> None:
+    world = started(World(BuildLimits()))
+    world.leader.trimmer._limits = BOUNDED
+    (order,) = [one for one in world.tick(2_000) if isinstance(one, TrimQueues)]
+    (index,) = world.build("b8").indexes
+    assert order.measured == ("kt.control", f"kt.backfill.{index}.b8")
+
+
+def test_a_disk_that_is_nearly_full_is_told_of() -> None:
     world = serving(["n1", "n2"])
-    read(world, n1=8_000, n2=9_900)
-    world.go(2_000)
-    assert world.told("copy-taken-out") == [], "there is room, and no other bound"
     assert reasons(world, "kafka") == []
     told(world, LEAST - 1)
-    world.go(500)
-    (why,) = world.told("copy-taken-out")
-    assert "MB of its queue are kept for it" in why
-    assert "the disk of /kafka of Kafka's broker 1 is nearly full" in why
-    assert world.placement() == ["n2"]
     (reason,) = reasons(world, "kafka")
     assert (reason.subject, reason.status) == ("broker 1", "degraded")
     assert "the disk of /kafka is nearly full, 160 MiB of 16,384 MiB are free" in reason.reason
     page = metrics.render(world.leader, world.now).decode()
     assert 'keytide_kafka_disk_free_bytes{broker="1",folder="/kafka"} 1.67772159e+08' in page
-
-
-def test_one_that_holds_back_little_stays_and_so_does_the_only_one() -> None:
-    world = serving(["n1", "n2"])
-    read(world, n1=9_000, n2=9_900)
-    told(world, 0)
     world.go(2_000)
-    assert world.told("copy-taken-out") == []
-    world = serving(["n1"], replicas=0)
-    read(world, n1=100)
-    told(world, 0)
-    world.go(2_000)
-    assert world.placement() == ["n1"]
-    (reason,) = reasons(world, "slice")
-    assert "coordinator.kafka_disk_free_bytes" in reason.reason
-
-
-def test_a_queue_on_another_disk_is_not_touched() -> None:
-    world = serving(["n1", "n2"])
-    read(world, n1=100, n2=9_900)
-    world.leader.trimmer._measures = True
-    size = {(TOPIC, 0): QueueSize(0, 10_000, 100_000_000)}
-    disks = (disk(1, CONTROL), disk(1 << 33, (TOPIC, 0), broker=2))
-    world.handle(QueuesTrimmed({}, 0, (), world.now, size, disks))
-    world.go(2_000)
-    assert world.told("copy-taken-out") == []
+    assert world.placement() == ["n1", "n2"], "who counts stays"
 
 
 def test_no_copy_is_begun_before_there_is_room() -> None:
@@ -189,28 +161,14 @@ def test_no_copy_is_begun_before_there_is_room() -> None:
     assert len(world.records()) == 1
 
 
-def test_what_is_being_filled_is_given_up_when_much_is_kept_for_it_and_begun_again() -> None:
+def test_what_is_being_filled_goes_on() -> None:
     world = serving(["n1", "n2"])
-    read(world, n1=5_000, n2=5_000)
     world.nodes["n2"].copies[0].state = "LOST"
     world.go(1_000)
     (record,) = world.records()
-    assert record.need == 5_000
-    read(world, n1=5_500)
     told(world, 1)
-    world.go(1_000)
-    assert world.records() == [record], "little is kept for it"
-    read(world, n1=9_900)
-    told(world, 1 << 33)
-    world.go(1_000)
-    assert world.records() == [record], "there is room"
-    told(world, 1)
-    world.go(1_000)
-    assert world.records() == []
-    assert "the disk of /kafka of Kafka's broker 1 is nearly full" in world.told("copy-given-up")[-1]
-    told(world, 1 << 33)
-    world.until(lambda: world.records() != [], 60_000)
-    assert world.records()[0].need == 9_900
+    world.fill(record)
+    world.until(lambda: len(world.placement()) == 2)
 
 
 # --- builds -------------------------------------------------------------------------------------------------
