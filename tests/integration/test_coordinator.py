@@ -332,7 +332,7 @@ def test_drop_removes_everything(coordinator: Coordinator) -> None:
     assert coordinator.sql("DROP INDEX by_city")["message"] == "index by_city is being dropped"
     assert coordinator.call("GET", "/v1/indexes/by_city").status_code == 404
     wait_for(lambda: coordinator.get("/v1/indexes") == [], "the end of the index")
-    own = {f"{coordinator.cluster}.{name}" for name in ("metadata", "control", "reports")}
+    own = {f"{coordinator.cluster}.{name}" for name in ("metadata", "builds", "control", "reports")}
     # (Brokers hear of a deletion a moment after the controller has answered.)
     wait_for(lambda: coordinator.topics() == own, "the removal of its topics")
     assert coordinator.catalog().indexes() == []
@@ -350,7 +350,7 @@ def test_a_cluster_whose_name_begins_alike_keeps_its_topics(
     try:
         other.start()
         other.ready_index(other.fake("n1"))
-        wait_for(lambda: len(other.topics()) == 4, "the end of its backfill queue")
+        wait_for(lambda: len(other.topics()) == 5, "the end of its backfill queue")
         theirs = other.topics()
         coordinator.child.kill()
         coordinator.start()

@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 
 from deploy.cluster import LocalCluster
+from keytide.kafka.admin import admin, list_offsets
 from keytide.process.sync_points import POINTS
+from keytide.settings.settings import load_settings
 from tests.chaos.run import Target
 from tests.chaos.scene import Batches, Scene
 from tests.chaos.shapes import SHAPES
@@ -78,6 +80,9 @@ SAMPLE_BUILDING = [
     ("switch-over", 2),
 ]
 SAMPLE_JOBS = [("verify-done", 1)]
+CUT, LOST = 1, 300
+"""The source partition that loses records, and how many: fewer than come after the build, or that begins
+again."""
 SAMPLE_ROLLBACK = [("step-back-half", 1)]
 ALL = os.environ.get("KEYTIDE_MATRIX") == "all"
 
@@ -229,15 +234,17 @@ def test_a_crash_during_a_rollback(cluster: LocalCluster, point: str, count: int
     with Scene(cluster, name, per_second=150, readers=0) as scene:
         targets = scene.index("city_n", "tag")
         scene.ready(scene.build(targets), targets)
+        ready = _end(scene)
         strike = Strike(scene, point, count, tmp_path) if point else None
         if strike is not None:
             strike.arm()
         scene.run.pause(6)  # folds bring to the bases what will be lost
+        wait_for(lambda: _end(scene) > ready + LOST, "no more is lost than was written since", 120)
         scene.look("before the loss")
         cluster.broker.kill()
-        lost = cut(cluster.data_dir / "kafka" / "data", name, 1, 300)
+        lost = cut(cluster.data_dir / "kafka" / "data", name, CUT, LOST)
         cluster.broker.start()
-        scene.run.note(f"{name}[1] ends at {lost.end}, and ended at {lost.had}")
+        scene.run.note(f"{name}[{CUT}] ends at {lost.end}, and ended at {lost.had}")
         wait_for(lambda: strike is None or strike.struck, f"{point} is reached for the {count}. time", 240)
         if strike is not None:
             strike.recover()
@@ -249,6 +256,12 @@ def test_a_crash_during_a_rollback(cluster: LocalCluster, point: str, count: int
         for target in targets:
             scene.run.withdraw(target)
             scene.builder.drop(target.name)
+
+
+def _end(scene: Scene) -> int:
+    """Where the source partition that will be cut ends."""
+    with admin(load_settings(kafka={"bootstrap": scene.run.bootstrap})) as client:
+        return list_offsets(client, scene.keyspace, [CUT])[CUT]
 
 
 def _followed(scene: Scene, targets: list[Target]) -> bool:
