@@ -361,7 +361,8 @@ def test_a_writer_fences_as_often_as_it_must(monkeypatch: pytest.MonkeyPatch) ->
 
     def made(*_: Any, **more: Any) -> Producer:
         told = {name.replace("_", "."): value for name, value in more.items()}
-        return Producer({"bootstrap.servers": "", "test.mock.num.brokers": 1, "log_level": 0, **told})
+        mock = {"bootstrap.servers": "", "test.mock.num.brokers": 1, "log_level": 0}
+        return Producer({**mock, **told, "transactional.id": "kt-build-b8"})
 
     monkeypatch.setattr(fenced_writer, "producer", made)
     writer = FencedWriter(load_settings(), "kt.builds", "kt-build-b8", threading.Event())

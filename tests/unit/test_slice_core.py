@@ -838,7 +838,7 @@ def test_a_batch_that_ends_before_what_is_reached_stops_the_slice_and_not_the_no
     build = Build(Applied(timestamp=at(30), build="b", batch=0, building=True))
     out = build.say(BatchEnd("b", "i", 0, "r", 1, at(10), at(20), {}))
     assert isinstance(out[0], Stop)
-    assert "checkpoint was lost" in out[0].reason
+    assert "journal was lost" in out[0].reason
 
 
 def test_while_a_load_is_tried_again_nothing_is_lost() -> None:
