@@ -84,22 +84,36 @@ def filled(nodes: int, documents: int) -> Iterator[Bench]:
         yield bench
 
 
+def connect(url: str) -> http.client.HTTPConnection:
+    """A bare HTTP client of a node."""
+    address = urlsplit(url)
+    return http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=60)
+
+
+def scan_body(chance: random.Random, rows: int = 100) -> bytes:
+    """Asks for rows from a city on."""
+    low = f"city-{chance.randrange(CITIES - 100):05}"
+    return json.dumps({"low": [low], "limit": rows}).encode()
+
+
+def send_scan(connection: http.client.HTTPConnection, body: bytes) -> tuple[int, bytes]:
+    """The status of the answer, and the answer."""
+    connection.request("POST", "/v1/indexes/by_city/scan", body, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    return response.status, response.read()
+
+
 def _scans(bench: Bench, count: int) -> list[float]:
     """Milliseconds of each scan, measured at a bare HTTP client."""
-    address = urlsplit(bench.cluster.node_urls[0])
-    connection = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=30)
-    headers = {"Content-Type": "application/json"}
+    connection = connect(bench.cluster.node_urls[0])
     chance = random.Random(7)
     samples: list[float] = []
     for number in range(count + 200):
-        low = f"city-{chance.randrange(CITIES - 100):05}"
-        body = json.dumps({"low": [low], "limit": 100}).encode()
+        body = scan_body(chance)
         began = time.perf_counter()
-        connection.request("POST", "/v1/indexes/by_city/scan", body, headers)
-        response = connection.getresponse()
-        answer = response.read()
+        status, answer = send_scan(connection, body)
         took = (time.perf_counter() - began) * 1000
-        invariant(response.status == 200, "BenchmarkScan", answer[:300].decode(errors="replace"))
+        invariant(status == 200, "BenchmarkScan", answer[:300].decode(errors="replace"))
         if number >= 200:  # warm-up
             samples.append(took)
         elif number == 0:

@@ -8,23 +8,21 @@ those behind it late, as it would for users.
 
 from __future__ import annotations
 
-import http.client
 import json
 import random
-import threading
 import time
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
-from urllib.parse import urlsplit
 
-from benchmarks.documents import CITIES, PARTITIONS, load, padded
+from benchmarks.documents import PARTITIONS, load, padded
 from benchmarks.harness import Bench, Result, machine_state, percentiles, progress_line, say
-from benchmarks.latency import writing
+from benchmarks.latency import connect, scan_body, send_scan, writing
 from benchmarks.throughput import BY_CITY, MILLION, TOPIC
 from keytide.errors import invariant
+from keytide.process.worker import Worker
 
 UPDATES_PER_S: Final = 5_000
 SCANS_PER_S: Final = 200
@@ -49,11 +47,10 @@ def move(documents: int = MILLION) -> Result:
         load(bench.bootstrap, TOPIC, range(documents), make=padded)
         bench.create_index(PADDED)
         (placed,) = placement(bench)
-        nodes = sorted(url_of(bench))
-        asked = next(node for node in nodes if node not in placed)
+        asked = next(url for node, url in url_of(bench).items() if node not in placed)
         with (
             writing(bench, UPDATES_PER_S, padded, documents),
-            Scans(bench, url_of(bench)[asked], rows=10) as scans,
+            Scans(asked, rows=10) as scans,
             Copied(bench) as copied,
         ):
             before = _baseline(bench, scans)
@@ -82,7 +79,7 @@ def join(documents: int = MILLION) -> Result:
         bench.make_topic(TOPIC, PARTITIONS)
         load(bench.bootstrap, TOPIC, range(documents))
         bench.create_index(BY_CITY.replace("slices=8", "slices=8, replicas=1"))
-        with writing(bench, UPDATES_PER_S), Scans(bench, url_of(bench)["node-1"], rows=100) as scans:
+        with writing(bench, UPDATES_PER_S), Scans(url_of(bench)["node-1"], rows=100) as scans:
             before = _baseline(bench, scans)
             bench.cluster.restart("node-4")
             _wait(lambda: len(live(bench)) == 4, "the fourth node is heard")
@@ -140,7 +137,8 @@ def _compare(result: Result, scans: Scans, before: float, during: float) -> None
 
 def url_of(bench: Bench) -> dict[str, str]:
     """Where each node answers, by name."""
-    return {name: f"http://127.0.0.1:{port}" for name, port in bench.cluster.ports.items() if "node" in name}
+    names = sorted(name for name in bench.cluster.ports if name.startswith("node-"))
+    return dict(zip(names, bench.cluster.node_urls, strict=True))
 
 
 def live(bench: Bench) -> list[str]:
@@ -192,9 +190,8 @@ class Copied:
     """Bytes that copies were filled with on any node, and for how long they came, while the block runs."""
 
     def __init__(self, bench: Bench) -> None:
-        self._urls = url_of(bench).values()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._urls = bench.cluster.node_urls
+        self._worker = Worker("copied", None, self._run)
         self._seen: list[tuple[float, int]] = []
 
     @property
@@ -209,7 +206,7 @@ class Copied:
         return min(at for at, size in self._seen if size == self.bytes) - first
 
     def _run(self) -> None:
-        while not self._stop.wait(0.25):
+        while not self._worker.stopping.wait(0.25):
             self._seen.append((time.monotonic(), sum(map(self._of, self._urls))))
 
     @staticmethod
@@ -221,12 +218,12 @@ class Copied:
         return 0
 
     def __enter__(self) -> Copied:
-        self._thread.start()
+        self._worker.open()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(30)
+        self._worker.close(30)
+        self._worker.check()
 
 
 class Scans:
@@ -237,14 +234,13 @@ class Scans:
         refused: why -> how often.
     """
 
-    def __init__(self, bench: Bench, url: str, rows: int) -> None:
+    def __init__(self, url: str, rows: int) -> None:
         self.ms: dict[str, list[float]] = defaultdict(list)
         self.refused: dict[str, int] = defaultdict(int)
         self._rows = rows
         self._part = ""
-        self._address = urlsplit(url)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._url = url
+        self._worker = Worker("scans", None, self._run)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -257,28 +253,23 @@ class Scans:
 
     def _run(self) -> None:
         chance, due = random.Random(7), time.perf_counter()
-        connection = http.client.HTTPConnection(self._address.hostname or "", self._address.port, timeout=60)
-        while not self._stop.is_set():
+        connection = connect(self._url)
+        while not self._worker.stopping.is_set():
             due += 1 / SCANS_PER_S
             if (ahead := due - time.perf_counter()) > 0:
                 time.sleep(ahead)
             part = self._part
-            body = json.dumps(
-                {"low": [f"city-{chance.randrange(CITIES - 100):05}"], "limit": self._rows}
-            ).encode()
-            connection.request("POST", "/v1/indexes/by_city/scan", body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            answer = response.read()
-            if response.status != 200:
+            status, answer = send_scan(connection, scan_body(chance, self._rows))
+            if status != 200:
                 self.refused[json.loads(answer)["type"]] += 1
             elif part:
                 self.ms[part].append((time.perf_counter() - due) * 1000)
         connection.close()
 
     def __enter__(self) -> Scans:
-        self._thread.start()
+        self._worker.open()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(90)
+        self._worker.close(90)
+        self._worker.check()

@@ -17,11 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
 from typing import Final
-from urllib.parse import urlsplit
 
-from benchmarks.documents import CITIES
 from benchmarks.harness import Bench, Result, machine_state, percentiles, progress_line
-from benchmarks.latency import filled
+from benchmarks.latency import connect, filled, scan_body, send_scan
 from keytide.errors import invariant
 
 HEAVY: Final = 8
@@ -67,24 +65,16 @@ def noisy_neighbour(documents: int = 500_000) -> Result:
     return result
 
 
-def _connection(bench: Bench) -> http.client.HTTPConnection:
-    address = urlsplit(bench.cluster.node_urls[0])
-    return http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=60)
-
-
 def _short(bench: Bench, count: int, pause_s: float) -> list[float]:
     """Milliseconds of each short read."""
-    connection, chance = _connection(bench), random.Random(count)
+    connection, chance = connect(bench.cluster.node_urls[0]), random.Random(count)
     samples: list[float] = []
     for _ in range(count):
-        low = f"city-{chance.randrange(CITIES - 100):05}"
-        body = json.dumps({"low": [low], "limit": 100}).encode()
+        body = scan_body(chance)
         began = time.perf_counter()
-        connection.request("POST", "/v1/indexes/by_city/scan", body, _JSON)
-        response = connection.getresponse()
-        answer = response.read()
+        status, answer = send_scan(connection, body)
         samples.append((time.perf_counter() - began) * 1000)
-        invariant(response.status == 200, "BenchmarkScan", answer[:300].decode(errors="replace"))
+        invariant(status == 200, "BenchmarkScan", answer[:300].decode(errors="replace"))
         if pause_s:
             time.sleep(pause_s)
     connection.close()
@@ -105,7 +95,7 @@ def _heavy(bench: Bench, ended: Counter[str]) -> Iterator[None]:
             broken.append(error)
 
     def ask(which: int) -> None:
-        connection, chance = _connection(bench), random.Random(which)
+        connection, chance = connect(bench.cluster.node_urls[0]), random.Random(which)
         begun.wait()
         while not stop.is_set():
             body = json.dumps({"sql": _query(which, chance), "timeout_ms": TIMEOUT_MS}).encode()
