@@ -22,9 +22,6 @@ class HeldBack:
     Args:
         sizes: of queues.
         most: bytes that a copy may hold back beyond another one; 0: no limit.
-
-    Attributes:
-        most: the same.
     """
 
     def __init__(

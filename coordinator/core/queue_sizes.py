@@ -61,14 +61,12 @@ class QueueSizes:
 
     Attributes:
         by_partition: what Kafka has told of each.
-        untold: Kafka was asked and has not said.
         disks: of Kafka, that have something of the cluster, as it has told.
         full: those with less than is to be free, until they have a quarter more than that.
     """
 
     def __init__(self, least: int = 0) -> None:
         self.by_partition: Mapping[QueuePartition, QueueSize] = {}
-        self.untold = False
         self.disks: Sequence[KafkaDisk] = ()
         self.full: Sequence[KafkaDisk] = ()
         self.least = least
@@ -76,10 +74,14 @@ class QueueSizes:
         self._grown: dict[QueuePartition, tuple[int, int]] = {}
         """Bytes and offsets, the older ones halved at each growth."""
 
+    @property
+    def untold(self) -> bool:
+        """Whether Kafka was asked and has not said."""
+        return self._untold_times > 0
+
     def told(self, sizes: Mapping[QueuePartition, QueueSize] | None, disks: Sequence[KafkaDisk] = ()) -> None:
         """Take an answer over; None: there was none. What was known of disks is believed for some more such
         answers: a broker that does not answer may be the one whose disk is full."""
-        self.untold = sizes is None
         self._untold_times = self._untold_times + 1 if sizes is None else 0
         if sizes is None:
             if self._untold_times > BELIEVED:

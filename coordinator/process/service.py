@@ -217,7 +217,7 @@ class CoordinatorService:
         """Stop the loop, drivers and threads, and say so. Builds go on where they were when a
         coordinator starts again."""
         self._loop.close()
-        self._supervisor.end()  # another one may lead: its drivers wait for nobody, but need not be disturbed
+        self._supervisor.end()  # at once: where another one leads, two drivers would work on a build
         self._sources.close()
         self._executor.close()
         self._maintenance.close()
