@@ -3,7 +3,6 @@ variables."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import signal
 import sys
@@ -15,7 +14,7 @@ from coordinator.http.api import create_app
 from coordinator.process.service import CoordinatorService
 from keytide.errors import KeytideError
 from keytide.process.private_files import private_folder
-from keytide.process.program import no_arguments, spare_collections
+from keytide.process.program import no_arguments, say_ready, spare_collections
 from keytide.process.worker import Worker
 from keytide.serving.listener import listen
 from keytide.serving.security import check_exposure
@@ -77,8 +76,7 @@ def run(settings: Settings, driver_command: list[str] | None = None) -> int:
         service.start()
         spare_collections()
         if service.leads and serving.wait(SERVING_LIMIT_S):
-            with contextlib.suppress(OSError):  # a full disk, or nobody who reads: no reason not to lead
-                print(f"ready {url}", flush=True)
+            say_ready(url)
 
     _end_on_signals(server)
     leading = Worker("leading", failed, lead)

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaException
 
 from keytide.errors import ConfigurationError, KeytideError
 from keytide.process import metrics
-from keytide.process.program import no_arguments, spare_collections
+from keytide.process.program import no_arguments, say_ready, spare_collections
 from keytide.settings.settings import load_settings
 from projector.service.projector import projector
 
@@ -45,7 +45,7 @@ def main() -> int:
         metrics.build_info("projector")
         metrics.serve(port, settings.projector.metrics_host)
         url = f"http://{settings.projector.metrics_host}:{port}/metrics" if port else "-"
-        projector(settings).run(stop, lambda: print(f"ready {url}", flush=True))
+        projector(settings).run(stop, lambda: say_ready(url))
     except ConfigurationError as error:
         print(f"{error.message}\n{error.next_step}".strip(), file=sys.stderr)
         return 2

@@ -26,7 +26,7 @@ from indexer.serve.one_write import OneWriteProtocol
 from keytide.errors import KeytideError
 from keytide.model.roles import Role
 from keytide.process.metrics import build_info
-from keytide.process.program import spare_collections
+from keytide.process.program import say_ready, spare_collections
 from keytide.process.worker import Worker
 from keytide.serving.server import server_of
 from keytide.settings.settings import Settings
@@ -122,7 +122,7 @@ class Serving:
             pass
         if not self._stop.is_set():
             spare_collections()
-            print(f"ready {self._url}", flush=True)
+            say_ready(self._url)
 
 
 def exit_status(error: BaseException) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import sys
@@ -28,6 +29,17 @@ def no_arguments(module: str, description: str | None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.parse_args()
+
+
+def say_ready(url: str) -> None:
+    """One line on stdout, `ready <url>`, in one write: it often shares its file with a log of other threads,
+    and `print` writes text and end of line apart where Python does not buffer.
+
+    Nothing is raised: a full disk, or nobody who reads, is no reason not to serve.
+    """
+    with contextlib.suppress(OSError):
+        sys.stdout.write(f"ready {url}\n")
+        sys.stdout.flush()
 
 
 def spare_collections(young: int = 2_000) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,20 @@ def test_a_process_that_crashes_leaves_its_stacks_in_its_log(tmp_path: Path) -> 
         process.kill()
     stacks = log.read_text(errors="replace").partition("Fatal Python error: ")[2]
     assert "indexer/serve/service.py" in stacks or "indexer/serve/process.py" in stacks
+
+
+def test_the_line_that_says_ready_is_one_write() -> None:
+    """Else the log of another thread comes into the middle of it, where Python does not buffer."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # one message for each write
+    command = [
+        sys.executable,
+        "-u",
+        "-c",
+        "from keytide.process.program import say_ready; say_ready('http://n')",
+    ]
+    with ours, theirs:
+        subprocess.run(command, stdout=theirs.fileno(), check=True, timeout=60)
+        assert ours.recv(100) == b"ready http://n\n"
 
 
 def test_every_process_begins_as_the_others_do() -> None:
