@@ -261,7 +261,8 @@ class Scans:
             part = self._part
             status, answer = send_scan(connection, scan_body(chance, self._rows))
             if status != 200:
-                self.refused[json.loads(answer)["type"]] += 1
+                problem = json.loads(answer)
+                self.refused[f"{problem['type']}: {problem['detail']}"] += 1
             elif part:
                 self.ms[part].append((time.perf_counter() - due) * 1000)
         connection.close()
