@@ -4,22 +4,57 @@ it fills.
 Rows of two commits never come together. A filling has the generation that it has rows of, every request
 names it, and answers of another one are refused. When it is gone the copy begins again, with nothing, as the
 first answer of the new one comes.
+
+What lies behind an answer can be asked for while that is put on the disk.
 """
 
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
+
+import msgspec
 
 from indexer.copying.messages import CopyChunk, CopyRequest, read_chunk
 from indexer.store.copies import EXPORT_TABLES, StoreFilling
-from indexer.store.interface import StoreDamagedError
+from indexer.store.interface import Row, StoreDamagedError
 from keytide.catalog.copies import CopyRecord
 
 log = logging.getLogger(__name__)
 
 
+class CopyAnswer(NamedTuple):
+    """What a source has answered, found to be what was asked for.
+
+    Attributes:
+        fresh: the request named no generation: the copy begins with this.
+    """
+
+    chunk: CopyChunk
+    rows: list[Row]
+    fresh: bool
+
+    def behind(self, request: CopyRequest) -> CopyRequest | None:
+        """What to ask for next, `request` having been answered with this; None when there is no more."""
+        chunk = self.chunk
+        if chunk.done:
+            return None
+        return msgspec.structs.replace(
+            request, generation=chunk.generation, table=chunk.table, after=self.rows[-1][0]
+        )
+
+
+def read_answer(request: CopyRequest, body: bytes) -> CopyAnswer:
+    """
+    Raises:
+        ChunkRefusedError: it is not the answer.
+    """
+    chunk, rows = read_chunk(request, body)
+    return CopyAnswer(chunk, rows, fresh=not request.generation)
+
+
 class CopyTarget:
-    """One copy. Asked by one thread; goes on with what the filling has.
+    """One copy. Asked by one thread at a time; goes on with what the filling has.
 
     Args:
         record: the copy; another one of the same id may name another source.
@@ -59,24 +94,32 @@ class CopyTarget:
 
         Raises:
             ChunkRefusedError: it is not the answer.
-            RetryableError: `disk-full`. Nothing has changed.
-            StoreDamagedError: all rows are there, and are not those that were counted; it begins again.
+            RetryableError, StoreDamagedError: as `put`.
         """
-        request = self.request()
-        chunk, rows = read_chunk(request, body)
-        if not request.generation:
-            self._filling.begin(chunk.generation)
+        self.put(read_answer(self.request(), body))
+
+    def put(self, answer: CopyAnswer) -> None:
+        """Put the answer to `request` on the disk, or to what lies `behind` the one before.
+
+        Raises:
+            RetryableError: `disk-full`. Nothing has changed.
+            StoreDamagedError: all rows are there, and are not those that were counted; it begins again, also
+                when another process goes on with it.
+        """
+        chunk, filling = answer.chunk, self._filling
+        if answer.fresh:
+            filling.begin(chunk.generation)
             self._begin_again, self.rows = False, 0
         self.rows_total = chunk.rows_total
         if chunk.done:
             self._finish(chunk)
             return
-        self._filling.put(chunk.table, rows)
-        self.rows = self._filling.rows
+        filling.put(chunk.table, answer.rows)
+        self.rows = filling.rows
 
     def _finish(self, chunk: CopyChunk) -> None:
         try:
             self._filling.finish(chunk.applied, chunk.counts)
         except StoreDamagedError:
-            self._begin_again = True
+            self._filling.begin("")
             raise

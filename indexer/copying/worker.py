@@ -1,7 +1,8 @@
 """The threads that fill copies: each asks its source, and puts what that answers on the disk.
 
 A copy has a thread of its own, so a source that is silent holds up no other copy; the leader sees to it that
-they are few. It is filled chunk after chunk. When it cannot go on (its source is away or has not read so far,
+they are few. It is filled chunk after chunk: while one is put on the disk, by a second thread, the next is
+asked for. When it cannot go on (its source is away or has not read so far,
 the disk is full) it waits for a while. Each goes on where it was, also in the next process, and after what
 was in its folder before.
 
@@ -14,14 +15,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from indexer.copying.messages import COPY_PATH, GenerationGoneError, pack_request
+from indexer.copying.messages import COPY_PATH, CopyRequest, GenerationGoneError, pack_request
 from indexer.copying.rate_limit import RateLimit
-from indexer.copying.target import CopyTarget
+from indexer.copying.target import CopyAnswer, CopyTarget, read_answer
 from indexer.hosting.filling import FillProgress
 from indexer.store.copies import StoreFilling
 from indexer.store.interface import StoreDamagedError
@@ -201,19 +203,33 @@ class CopyWorker:
     def _fill_on(self, job: _Job, copy: CopyRecord, target: CopyTarget) -> bool:
         """Whether it is done."""
         job.progress = job.progress._replace(rows=target.rows)
-        while not target.done:
-            asked = monotonic()
-            body = self._ask(copy, target)
-            if self._elsewhere(job, copy):
-                return False
-            if body is not None:
-                self._count(len(body))
-                target.take(body)
-                job.progress = FillProgress(target.rows, target.rows_total)
-                job.pause = FIRST_PAUSE_S
-                if not self._rest(job, copy, len(body), asked):
+        with ThreadPoolExecutor(1, thread_name_prefix=f"put {copy.id}") as disk:
+            put: Future[None] = disk.submit(lambda: None)
+            asks = None if target.done else target.request()
+            while asks is not None:
+                asked = monotonic()
+                body = self._ask(copy, asks)
+                if self._elsewhere(job, copy):
                     return False
-        return True
+                if body is None:
+                    put.result()
+                    target.gone()
+                    asks = target.request()
+                    continue
+                self._count(len(body))
+                answer = read_answer(asks, body)
+                put.result()  # else two of them would wait for the disk, and more
+                put = disk.submit(self._put, job, target, answer)
+                asks = answer.behind(asks)
+                if asks is not None and not self._rest(job, copy, len(body), asked):
+                    return False
+            put.result()
+        return target.done
+
+    def _put(self, job: _Job, target: CopyTarget, answer: CopyAnswer) -> None:
+        target.put(answer)
+        job.progress = FillProgress(target.rows, target.rows_total)
+        job.pause = FIRST_PAUSE_S
 
     def _rest(self, job: _Job, copy: CopyRecord, size: int, asked: float) -> bool:
         """Rest after so many bytes. Returns whether it is to be filled on from where it was."""
@@ -237,7 +253,7 @@ class CopyWorker:
         """Whether a copy is not to be filled on, or not from where it was."""
         return self._left(job) or job.copy.source != copy.source
 
-    def _ask(self, copy: CopyRecord, target: CopyTarget) -> bytes | None:
+    def _ask(self, copy: CopyRecord, request: CopyRequest) -> bytes | None:
         """The source's answer; None when what the copy has is gone.
 
         Raises:
@@ -246,12 +262,10 @@ class CopyWorker:
         url = self._node_url(copy.source)
         if url is None:
             raise NodeUnavailableError(f"node {copy.source} is not known to be running")
-        request = target.request()
         try:
             return self._nodes.ask(url + COPY_PATH, pack_request(request), self._catalog().secret)
         except RefusedError as refused:
             if refused.type == GenerationGoneError.problem_type and request.generation:
-                target.gone()
                 return None
             raise NodeUnavailableError(f"node {copy.source} {refused}") from refused
         except NoAnswerError as error:
