@@ -48,7 +48,7 @@ class ChunkRefusedError(RetryableError):
     problem_type = "chunk-refused"
 
 
-class CopyRequest(msgspec.Struct, frozen=True):
+class CopyRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """The next rows of a store, for a copy of it.
 
     Attributes:
@@ -56,6 +56,8 @@ class CopyRequest(msgspec.Struct, frozen=True):
         index: id.
         generation: that the copy has rows of; "" when it has none, and begins with whichever there is.
         table, after: of the last row that it has; b"": none of that table.
+        most_bytes: of keys and values that are wanted, about; 0 for as many as the source gives at once. Left
+            out of checksums: sources of the release before do not know of it.
     """
 
     copy: _Name
@@ -64,6 +66,7 @@ class CopyRequest(msgspec.Struct, frozen=True):
     generation: _Name
     table: Table
     after: _After
+    most_bytes: _Count = 0
 
 
 class CopyChunk(msgspec.Struct, frozen=True):
@@ -154,6 +157,7 @@ def _check_order(request: CopyRequest, chunk: CopyChunk, rows: list[Row]) -> Non
 
 
 def _checksum(request: CopyRequest, chunk: CopyChunk) -> int:
-    digest = xxhash.xxh3_64(_encode((request, msgspec.structs.replace(chunk, rows=b"", checksum=0))))
+    asked = msgspec.structs.replace(request, most_bytes=0)
+    digest = xxhash.xxh3_64(_encode((asked, msgspec.structs.replace(chunk, rows=b"", checksum=0))))
     digest.update(chunk.rows)
     return digest.intdigest()

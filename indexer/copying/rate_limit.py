@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+CHUNK_S: Final = 0.25
+LEAST_CHUNK_BYTES: Final = 64 * 1024
+MOST_CHUNK_BYTES: Final = 1 << 30
 LATE_S: Final = 0.05
 """By so much who rests may be late, and makes up for it: a wait of 5 ms lasts 6 on a busy machine."""
 
@@ -15,12 +18,19 @@ class RateLimit:
         rate: bytes per second; 0 for no limit.
 
     Attributes:
+        rate: bytes per second; 0 for no limit.
         due: when the next may be taken, in seconds.
     """
 
     def __init__(self, rate: int) -> None:
         self.due = 0.0
-        self._rate = rate
+        self.rate = rate
+
+    @property
+    def chunk_bytes(self) -> int:
+        """How much is to be taken at once, so that rests are short; 0 for as much as there is."""
+        wanted = max(LEAST_CHUNK_BYTES, int(self.rate * CHUNK_S))
+        return min(wanted, MOST_CHUNK_BYTES) if self.rate else 0
 
     def take(self, size: int, asked: float) -> None:
         """So many bytes were taken.
@@ -28,6 +38,6 @@ class RateLimit:
         Args:
             asked: when they were asked for: what they were on their way is a part of the rest.
         """
-        if self._rate:
+        if self.rate:
             late = asked - self.due
-            self.due = (self.due if late < LATE_S else asked) + size / self._rate
+            self.due = (self.due if late < LATE_S else asked) + size / self.rate

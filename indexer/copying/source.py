@@ -30,9 +30,9 @@ from keytide.errors import RetryableError
 
 log = logging.getLogger(__name__)
 
-CHUNK_BYTES: Final = 512 * 1024
-"""Keys and values of an answer, about. Packing as many, and writing them on the other side, takes a
-millisecond or two, in which nobody else of the process gets on."""
+CHUNK_BYTES: Final = 2 * 1024 * 1024
+"""Keys and values of an answer, about. Packing as many takes a millisecond or two, in which nobody else of
+the process gets on; and each answer takes as long on its way through both processes, whatever its size."""
 IDLE_MS: Final = 60_000
 """An export that nobody asks for is kept for so long: a target that is started again is back by then."""
 MOST_EXPORTS: Final = 4
@@ -166,8 +166,9 @@ def _void(record: CopyRecord, export: StoreExport, catalog: Catalog) -> bool:
 def _next(export: StoreExport, request: CopyRequest) -> tuple[Table, list[Row]]:
     """The first rows behind a place: of its table, or of the next one that has any."""
     after, table = request.after, request.table
+    most_bytes = min(request.most_bytes or CHUNK_BYTES, CHUNK_BYTES)
     for table in EXPORT_TABLES[EXPORT_TABLES.index(request.table) :]:
-        if rows := export.rows(table, after, CHUNK_BYTES):
+        if rows := export.rows(table, after, most_bytes):
             return table, rows
         after = b""
     return table, []

@@ -21,6 +21,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
+import msgspec
+
 from indexer.copying.messages import COPY_PATH, CopyRequest, GenerationGoneError, pack_request
 from indexer.copying.rate_limit import RateLimit
 from indexer.copying.target import CopyAnswer, CopyTarget, read_answer
@@ -208,7 +210,7 @@ class CopyWorker:
             asks = None if target.done else target.request()
             while asks is not None:
                 asked = monotonic()
-                body = self._ask(copy, asks)
+                body = self._ask(copy, msgspec.structs.replace(asks, most_bytes=job.limit.chunk_bytes))
                 if self._elsewhere(job, copy):
                     return False
                 if body is None:

@@ -220,7 +220,7 @@ class StoreExport(Protocol):
     def rows(self, table: str, after: bytes, most_bytes: int) -> list[Row]:
         """Rows of a table (`indexer.store.copies.EXPORT_TABLES`) behind a key (b"": from its beginning), in
         key order, as the store writes them: at least one, and no more than about `most_bytes` of keys and
-        values. None when there are no more.
+        values (a row may count for more, as many small ones take longer). None when there are no more.
 
         Raises:
             StoreDamagedError: what is stored cannot be read.

@@ -16,6 +16,7 @@ from coordinator.catalog.registry import ConflictError
 from coordinator.jobs.registry import NoSuchJobError
 from coordinator.statements.copy_rates import LEAST, MOST
 from coordinator.views import jobs as job_views
+from indexer.copying.rate_limit import RateLimit
 from indexer.copying.source import CHUNK_BYTES, IDLE_MS
 from keytide.catalog.copies import CopyRecord, Move
 from keytide.cli import app
@@ -175,7 +176,8 @@ def test_rates_that_make_no_sense_are_refused(rate: int) -> None:
 
 
 def test_at_the_least_rate_a_source_keeps_what_it_reads() -> None:
-    assert 4 * 1_000 * CHUNK_BYTES / LEAST < IDLE_MS
+    assert 4 * 1_000 * RateLimit(LEAST).chunk_bytes / LEAST < IDLE_MS
+    assert RateLimit(MOST).chunk_bytes > CHUNK_BYTES
 
 
 def test_jobs_that_fill_no_copies_or_are_over_are_refused() -> None:

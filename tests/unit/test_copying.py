@@ -3,6 +3,7 @@ that fills."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import defaultdict
@@ -41,6 +42,7 @@ from indexer.copying.worker import CopyWorker
 from indexer.hosting.filling import CopyFiller, FillProgress
 from indexer.scan.peer.messages import MalformedRequestError
 from indexer.serve.api import create_app
+from indexer.serve.copies import CopyEndpoint
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied, Counts, Row, SliceStore, StoreDamagedError, StoreExport
 from indexer.store.lmdb.copying import LmdbSliceFilling
@@ -496,12 +498,14 @@ class Wire:
     Attributes:
         asked: requests.
         sizes: copy -> bytes of each answer.
+        requests: that came.
     """
 
     def __init__(self, source: Source | TestClient) -> None:
         self.source = source
         self.asked = 0
         self.sizes = defaultdict[str, list[int]](list)
+        self.requests: list[CopyRequest] = []
         self.down = False
         self.spoil = 0
         self.hold = threading.Event()
@@ -510,6 +514,7 @@ class Wire:
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         with self.lock:
+            self.requests.append(read_request(request.content))
             self.asked += 1
         self.hold.wait(30)
         if self.down:
@@ -698,6 +703,90 @@ def test_a_rate_is_kept_to_by_who_shares_it_however_long_an_answer_takes(
         next_ask[who] = max(limit.due, now) + late_s
         assert taken - 2 * size <= 50_000_000 * (now - 100.0 + LATE_S)
     assert taken == pytest.approx(500_000_000, rel=0.02)
+
+
+def test_a_slow_copy_asks_for_little_at_once(make: Make, source: Source, tmp_path: Path) -> None:
+    """Of its rate, and not more than the source gives; and a request without a wish is that of the release
+    before, whose checksums know of none."""
+    assert RateLimit(0).chunk_bytes == 0
+    assert RateLimit(1).chunk_bytes == 64 * 1024
+    assert RateLimit(8_000_000).chunk_bytes == 2_000_000
+    wished = msgspec.structs.replace(FIRST, most_bytes=70)
+    assert msgspec.msgpack.decode(pack_request(wished))["most_bytes"] == 70
+    assert "most_bytes" not in msgspec.msgpack.decode(pack_request(FIRST))
+    few, most = (len(read_chunk(FIRST, source.answer(one))[1]) for one in (wished, FIRST))
+    assert (
+        0
+        < few
+        < most
+        == len(read_chunk(FIRST, source.answer(msgspec.structs.replace(FIRST, most_bytes=1 << 20)))[1])
+    )
+    wire = Wire(source)
+    worker = make(wire, rate=20_000)
+    worker.begin(COPY, tmp_path / "f")
+    until(lambda: wire.asked > 1)
+    assert {request.most_bytes for request in wire.requests} == {64 * 1024}
+
+
+def test_what_lies_behind_is_asked_for_while_the_disk_is_waited_for(
+    make: Make, source: Source, tmp_path: Path
+) -> None:
+    """One answer waits for the disk, one has come, and no more are asked for."""
+    held, filling = threading.Event(), MemorySliceFilling()
+    put = filling.put
+
+    def slow(table: Any, rows: Any) -> None:
+        held.wait(20)
+        put(table, rows)
+
+    filling.put = slow  # type: ignore[method-assign]
+    wire = Wire(source)
+    worker = make(wire, lambda _: filling)
+    worker.begin(COPY, tmp_path / "f")
+    until(lambda: wire.asked == 2)
+    time.sleep(0.05)
+    assert (wire.asked, worker.look("c1").rows) == (2, 0)
+    held.set()
+    until(lambda: worker.look("c1").done)
+    assert exported(MemorySliceStore.filled(filling).export()) == exported(source.store.export())
+
+
+def test_a_copy_whose_rows_were_not_those_that_were_counted_is_filled_again(
+    make: Make, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filling, counted = MemorySliceFilling(), MemorySliceFilling.finish
+    monkeypatch.setattr(
+        MemorySliceFilling,
+        "finish",
+        lambda self, applied, counts: counted(self, applied, counts if found else Counts(entries=99)),
+    )
+    found: list[str] = []
+    worker = make(Wire(source), lambda _: filling)
+    worker.begin(COPY, tmp_path / "f")
+    until(lambda: worker.look("c1").error)
+    found.append("again")
+    until(lambda: worker.look("c1").done)
+    assert exported(MemorySliceStore.filled(filling).export()) == exported(source.store.export())
+
+
+def test_a_copy_gives_way_when_the_loop_comes_late(tmp_path: Path) -> None:
+    """Its answer is there, and waits as scans do, and some times as long."""
+    node = LiveNode(tmp_path / "n0")
+
+    async def took() -> float:
+        endpoint, ask = CopyEndpoint(node.view), pack_request(FIRST)
+        await endpoint.answer(ask)
+        answering = asyncio.create_task(endpoint.answer(ask))
+        await asyncio.sleep(0)
+        time.sleep(0.1)  # noqa: ASYNC251 - the loop is busy
+        began = time.monotonic()
+        await answering
+        took = time.monotonic() - began
+        await endpoint.close()
+        return took
+
+    assert asyncio.run(took()) > 0.2
+    node.close()
 
 
 def test_a_rate_is_not_saved_up() -> None:

@@ -50,6 +50,9 @@ _LARGE_ROW: Final = 4_096
 """Bytes; a first block of larger ones may come to more than was asked for."""
 _LARGEST_BLOCK: Final = 1_024
 """As for scans (`merge`): between two blocks others of the process get on."""
+_ROW_COST: Final = 200
+"""Bytes that a row counts for beside its own: packing and reading small ones takes a time for each, in which
+nobody else of the process gets on."""
 _SPINE: Final = 64
 """Pages that a chunk changes beside those that it fills: the last ones of a tree, the free list."""
 _ROW_BYTES: Final = 32
@@ -111,7 +114,7 @@ def _rows(cursor: lmdb.Cursor[bytes], after: bytes, most_bytes: int) -> list[Row
     size, left = max(1, min(_FIRST_BLOCK, most_bytes // _LARGE_ROW)), most_bytes
     while left > 0 and (block := list(islice(there, size))):
         found += block
-        block_bytes = sum(map(len, chain.from_iterable(block)))
+        block_bytes = sum(map(len, chain.from_iterable(block))) + _ROW_COST * len(block)
         left -= block_bytes
         size = max(1, min(8 * size, _LARGEST_BLOCK, left * len(block) // block_bytes))
     return found
