@@ -14,7 +14,7 @@ from coordinator.http.api import create_app
 from coordinator.process.service import CoordinatorService
 from keytide.errors import KeytideError
 from keytide.process.private_files import private_folder
-from keytide.process.program import no_arguments, say_ready, spare_collections
+from keytide.process.program import log_to_stderr, no_arguments, say_ready, spare_collections
 from keytide.process.worker import Worker
 from keytide.serving.listener import listen
 from keytide.serving.security import check_exposure
@@ -35,9 +35,7 @@ END_LIMIT_S = 5.0
 
 def main() -> int:
     """Run until SIGTERM or SIGINT; the exit status."""
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    log_to_stderr()
     try:
         return run(load_settings())
     except KeytideError as error:

@@ -4,9 +4,7 @@ when it is called: help is asked for more often."""
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -151,13 +149,11 @@ def gateway(
     with friendly_errors(as_json):
         from indexer.serve.gateway import Gateway
         from indexer.serve.process import exit_status
-        from keytide.process.program import begin
+        from keytide.process.program import begin, log_to_stderr
         from keytide.settings.settings import load_settings
 
         begin()
-        logging.basicConfig(
-            level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-        )
+        log_to_stderr()
         if config is not None:
             os.environ["KEYTIDE_CONFIG"] = str(config)
         own: dict[str, Any] = {"host": host, "port": port}

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 
 from indexer.serve.process import exit_status
 from indexer.serve.service import NodeService
-from keytide.process.program import no_arguments
+from keytide.process.program import log_to_stderr, no_arguments
 from keytide.settings.settings import load_settings
 
 
 def main() -> int:
     """Run until SIGTERM or SIGINT; the exit status."""
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    log_to_stderr()
     try:
         NodeService(load_settings()).run()
     except Exception as error:  # noqa: BLE001 - the end of the process: told, never swallowed

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaException
 
 from keytide.errors import ConfigurationError, KeytideError
 from keytide.process import metrics
-from keytide.process.program import no_arguments, say_ready, spare_collections
+from keytide.process.program import log_to_stderr, no_arguments, say_ready, spare_collections
 from keytide.settings.settings import load_settings
 from projector.service.projector import projector
 
@@ -26,9 +26,7 @@ log = logging.getLogger("projector")
 
 def main() -> int:
     """Run until told to stop; the process's exit status."""
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_to_stderr()
     stop = Flag()
 
     def end(_number: int, _frame: FrameType | None) -> None:

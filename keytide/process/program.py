@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import logging
 import sys
 
 from keytide.process.private_files import keep_private
@@ -29,6 +30,16 @@ def no_arguments(module: str, description: str | None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.parse_args()
+
+
+def log_to_stderr(level: str | int = logging.INFO) -> None:
+    """The log of a service or driver. Libraries that tell of every request are heard from warnings on: a copy
+    asks many times a second."""
+    logging.basicConfig(
+        stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    for noisy in ("py4j", "httpx"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 def say_ready(url: str) -> None:

@@ -25,7 +25,6 @@ import fcntl
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -39,7 +38,7 @@ from keytide.kafka.identity import KafkaIdentity
 from keytide.kafka.topics import CatalogReader
 from keytide.process.attempt import this_attempt
 from keytide.process.clock import now_ms
-from keytide.process.program import begin
+from keytide.process.program import begin, log_to_stderr
 from keytide.process.worker import Worker
 from keytide.settings.settings import Settings, load_settings
 from keytide.wire.messages import BuildProgress, JobProgress
@@ -283,11 +282,7 @@ def run_driver(driver: type[Driver], name: str, description: str) -> int:
     parser.add_argument(f"--{driver.kind}", dest="id", required=True, help=f"id of the {driver.kind}")
     parsed = parser.parse_args()
     level = os.environ.get("KEYTIDE_LOG", "INFO")
-    logging.basicConfig(
-        stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    for noisy in ("py4j", "httpx"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    log_to_stderr(level)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

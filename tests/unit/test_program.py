@@ -59,6 +59,22 @@ def test_the_line_that_says_ready_is_one_write() -> None:
         assert ours.recv(100) == b"ready http://n\n"
 
 
+def test_libraries_that_tell_of_every_request_are_heard_from_warnings_on() -> None:
+    script = """
+import logging
+from keytide.process.program import log_to_stderr
+log_to_stderr()
+for name in ("httpx", "indexer"):
+    logging.getLogger(name).info("at work")
+    logging.getLogger(name).warning("in need")
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, timeout=60, check=True
+    )
+    heard = [line.split(" ", 2)[2] for line in told.stderr.splitlines()]
+    assert heard == ["WARNING httpx: in need", "INFO indexer: at work", "WARNING indexer: in need"]
+
+
 def test_every_process_begins_as_the_others_do() -> None:
     """A module that can be run calls `begin`, or something that does (but what only makes files)."""
     begins = ("begin()", "no_arguments(", "run_driver(")
