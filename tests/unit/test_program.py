@@ -52,11 +52,11 @@ def test_the_line_that_says_ready_is_one_write() -> None:
         sys.executable,
         "-u",
         "-c",
-        "from keytide.process.program import say_ready; say_ready('http://n')",
+        "from keytide.process.program import say_ready; say_ready('http://127.0.0.1:1')",
     ]
     with ours, theirs:
         subprocess.run(command, stdout=theirs.fileno(), check=True, timeout=60)
-        assert ours.recv(100) == b"ready http://n\n"
+        assert ours.recv(100) == b"ready http://127.0.0.1:1\n"
 
 
 def test_libraries_that_tell_of_every_request_are_heard_from_warnings_on() -> None:
