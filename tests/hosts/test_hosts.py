@@ -27,14 +27,13 @@ pytestmark = [
     pytest.mark.skipif(bool(available()), reason=available()),
 ]
 
-STRUCK = [("cut", 0), ("deaf", 2)]
+STRUCK = [("cut", 0)]
 """What befalls which host."""
-ALL = os.environ.get("KEYTIDE_MATRIX") == "all"
-if ALL:
-    STRUCK += [("mute", 1), ("slow", 0)]
+if os.environ.get("KEYTIDE_MATRIX") == "all":
+    STRUCK += [("deaf", 2), ("mute", 1), ("slow", 0)]
 
-SOAK_S = 45.0
-"""No nemesis begins later."""
+SOAK_S = 60.0
+"""No nemesis begins later. (By the seed 1 the first ones are: deaf, SIGSTOP, mute, delay.)"""
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +92,10 @@ def test_no_scan_is_refused_while_a_host_is_cut_off(
     wait_for(lambda: _live(world) == 3, "all nodes are heard again", 120)
 
 
-if ALL:  # (a part of `make soak`; no test may be skipped in CI)
-
-    def test_histories_of_clients_are_right_beside_nemeses(hosts: tuple[HostWorld, Network]) -> None:
-        """`make soak` has ten minutes of it, with all nemeses."""
-        world, network = hosts
-        prepare(world)
-        seed = int(os.environ.get("KEYTIDE_SEED", "1"))
-        history = soak(world, network, cast("HostCluster", world.cluster), SOAK_S, seed, print)
-        assert history.strikes
+def test_histories_of_clients_are_right_beside_nemeses(hosts: tuple[HostWorld, Network]) -> None:
+    """`make soak` has ten minutes of it, with all nemeses."""
+    world, network = hosts
+    prepare(world)
+    seed = int(os.environ.get("KEYTIDE_SEED", "1"))
+    history = soak(world, network, cast("HostCluster", world.cluster), SOAK_S, seed, print)
+    assert history.strikes
