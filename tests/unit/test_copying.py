@@ -64,6 +64,7 @@ from tests import share
 from tests.live_node import LiveNode
 from tests.memory_store.copying import MemorySliceFilling
 from tests.memory_store.store import MemorySliceStore
+from tests.posts import post_to
 from tests.store_kit import SMALL, Version, exported, key, lmdb_store, segments, state
 from tests.unit.scan_world import SECRET, definition_of, of_the_cluster
 
@@ -549,7 +550,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         wire: Wire, open_filling: Any = None, rate: int = 0, urls: Any = None, count: Any = int
     ) -> CopyWorker:
         urls = {"n0": "http://127.0.0.1:1"} if urls is None else urls
-        client = BlockingNodeClient("", httpx.MockTransport(wire))
+        client = BlockingNodeClient("", post_to(wire))
         fillings: dict[Path, MemorySliceFilling] = {}
         memory = lambda folder: fillings.setdefault(folder, MemorySliceFilling())  # noqa: E731
         one = CopyWorker(lambda: catalog_of(COPY), urls.get, client, open_filling or memory, rate, count)
@@ -940,7 +941,7 @@ def test_a_bug_ends_the_worker_and_is_told(source: Source, tmp_path: Path) -> No
     def broken(_: Path) -> MemorySliceFilling:
         raise ZeroDivisionError
 
-    client = BlockingNodeClient("", httpx.MockTransport(Wire(source)))
+    client = BlockingNodeClient("", post_to(Wire(source)))
     worker = CopyWorker(lambda: source.catalog, lambda _: None, client, broken, 0, int)
     worker.begin(COPY, tmp_path / "f")
 

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -45,6 +45,7 @@ from keytide.wire.index_lists import encoder as list_encoder
 from streaming.slices.pins import Pin, PinLostError
 from streaming.verify.slices import SliceClient
 from tests.browser.scene import NODES, busy_day
+from tests.posts import post_to
 from tests.unit.certificates import Authority
 from tests.unit.scan_world import SECRET, World
 
@@ -116,7 +117,7 @@ def test_a_kept_connection_that_was_closed_is_tried_once_more_and_nothing_else_i
 
 
 def blocking(answer: Answer) -> bytes:
-    client = BlockingNodeClient("", httpx.MockTransport(Node(answer).transport))
+    client = BlockingNodeClient("", post_to(Node(answer).transport))
     try:
         return client.ask(URL, b"question", SECRET)
     finally:
@@ -274,6 +275,59 @@ def test_a_node_that_stands_still_is_not_waited_for_and_one_that_is_slow_is(
     assert told["next_step"] == "try again, or see `keytide node list`"
 
 
+@contextmanager
+def served(answer: bytes) -> Iterator[str]:
+    """Who answers every connection with these bytes and closes it, or for b"" says nothing; its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(20)
+        taken: list[socket.socket] = []
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    taken.append(listener.accept()[0])
+                    if answer:
+                        taken[-1].recv(1 << 16)
+                        taken[-1].sendall(answer)
+                        taken.pop().close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for one in taken:
+                one.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyes", "yes"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nye", "IncompleteRead"),
+        (b"HTTP/1.1 302 Found\r\nLocation: /other\r\nContent-Length: 0\r\n\r\n", "answered 302"),
+        (b"nonsense\r\n\r\n", "nonsense"),
+        (b"", "timed out"),
+    ],
+)
+def test_what_comes_over_a_connection_of_a_thread(answer: bytes, told: str) -> None:
+    client = BlockingNodeClient("", limit_s=0.5)
+    with served(answer) as url:
+        if told == "yes":
+            assert client.ask(url, b"question", SECRET) == b"yes"
+            assert client.ask(url, b"question", SECRET) == b"yes", "the connection that was kept is gone"
+        else:
+            with pytest.raises((NoAnswerError, RefusedError), match=told):
+                client.ask(url, b"question", SECRET)
+    with pytest.raises(NoAnswerError, match="refused"):
+        client.ask(url, b"question", SECRET)
+    with pytest.raises(NoAnswerError):
+        client.ask("nowhere", b"question", SECRET)
+    client.close()
+
+
 def test_a_driver_tells_which_node_it_misses() -> None:
     """And asks once more when a connection broke, and never otherwise."""
     world = World("CREATE INDEX i ON users (city) WITH (slices=1)", node_count=1)
@@ -285,7 +339,7 @@ def test_a_driver_tells_which_node_it_misses() -> None:
             times.append(request.url.path)
             return Node(answer).transport(request)
 
-        nodes = BlockingNodeClient("", httpx.MockTransport(handle))
+        nodes = BlockingNodeClient("", post_to(handle))
         slices = SliceClient(lambda: world.catalog, [world.index("i").id], nodes)
         try:
             return list(slices.digests(pin, 0, {}))

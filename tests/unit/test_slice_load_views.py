@@ -41,6 +41,7 @@ from keytide.process.worker import logged
 from keytide.settings.settings import load_settings
 from keytide.wire.index_lists import ListPage, WrittenSlice, WrittenValue, ask_decoder, encoder
 from tests.browser.scene import Scene
+from tests.posts import post_to
 from tests.unit.copies_world import INDEX
 from tests.unit.test_slice_loads import PATIENCE, LoadWorld, four
 from tests.unit.test_write_load import brings
@@ -279,9 +280,7 @@ def test_what_is_written_to_a_slice_is_asked_of_its_node_for_the_leader() -> Non
         return httpx.Response(200, content=encoder.encode(ListPage(written=[replace(WRITTEN, slice=asked)])))
 
     told: queue.SimpleQueue[WrittenTold] = queue.SimpleQueue()
-    worker = LoadRequests(
-        load_settings(), told.put, logged, BlockingNodeClient("", httpx.MockTransport(node))
-    )
+    worker = LoadRequests(load_settings(), told.put, logged, BlockingNodeClient("", post_to(node)))
     worker.open()
     try:
         for host in ("n9", "n8", "n1"):

@@ -29,6 +29,7 @@ from streaming.slices import pins
 from streaming.slices.pins import PinLostError
 from streaming.verify import slices as asking
 from streaming.verify.slices import SliceClient
+from tests.posts import post_to
 from tests.unit.scan_world import Doc, FakeSnapshot, World, of_the_cluster
 from tests.unit.test_origin import begun
 
@@ -71,7 +72,7 @@ def asked(made: World, down: frozenset[str] = frozenset()) -> Iterator[tuple[Sli
             return httpx.Response(error.status, json=error.problem())
         return httpx.Response(200, content=digests.encode(found))
 
-    nodes = BlockingNodeClient("", httpx.MockTransport(handle))
+    nodes = BlockingNodeClient("", post_to(handle))
     slices = SliceClient(lambda: made.catalog, [made.index("i").id], nodes)
     try:
         yield slices, told
