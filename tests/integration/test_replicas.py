@@ -23,7 +23,7 @@ from keytide.errors import KeytideError, RetryableError
 from keytide.kafka.topics import CatalogReader
 from keytide.settings.settings import load_settings
 from tests.chaos.processes import stopped
-from tests.integration.orders import INDEX, TOPIC, Readers, by_customer, order
+from tests.integration.orders import INDEX, TOPIC, Follower, Readers, by_customer, order
 from tests.integration.world import World, Writer, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(600)]
@@ -250,10 +250,12 @@ def test_nodes_are_restarted_one_after_the_other(world: World) -> None:
 
 
 def test_an_index_gets_other_slices_and_columns_while_it_serves(world: World) -> None:
-    """The leader is killed meanwhile. A page that was open before goes on to its end in the old layout."""
+    """The leader is killed meanwhile. A page that was open before goes on to its end in the old layout, and a
+    tail goes on in the new one."""
     old = _record(world)
     with Writer(world.bootstrap, TOPIC, 17, order, per_second=300), Readers(world, range(3)) as readers:
-        with world.client(0) as client:
+        with world.client(0) as client, Follower(world, 2) as follower:
+            follower.check()
             build = world.sql(f"ALTER INDEX {INDEX} SET (slices=5)")["build"]
             opened: list[Page] = []
             killed = False
@@ -277,9 +279,10 @@ def test_an_index_gets_other_slices_and_columns_while_it_serves(world: World) ->
                 assert page.snapshot == snapshot
                 rows += len(page.rows)
             assert rows > 0
-        readers.go_on()
-        assert [len(nodes) for nodes in _copies(world)] == [2] * 5
-        wait_for(lambda: _layouts(world) == [], "the old layout is gone", 120)
+            readers.go_on()
+            assert [len(nodes) for nodes in _copies(world)] == [2] * 5
+            wait_for(lambda: _layouts(world) == [], "the old layout is gone", 120)
+            follower.check()
         folders = [_slice_folder(world, _name(node), old.id, 0) for node in range(3)]
         wait_for(lambda: not any(folder.exists() for folder in folders), "nothing is left of it", 60)
         world.sql(f"CREATE OR REPLACE INDEX {INDEX} ON {TOPIC} (customer, total DESC) INCLUDE (total)")

@@ -40,6 +40,14 @@ def take_over(world: World) -> None:
     world.commit(2, {"by_city": people(40)})
 
 
+def take_over_at_once(world: World, statement: str = NEW) -> None:
+    """A new layout that holds what is published by now."""
+    old = world.index("by_city")
+    new = world.create(statement, replaces=old.id)
+    world.record(replace(old, replaced_by=new.id))
+    world.commit(1, {"by_city": people(30)})
+
+
 def drop_old(world: World) -> None:
     old = world.catalog.index("by_city-1")
     assert old is not None
@@ -166,6 +174,62 @@ def test_a_scan_that_waits_is_answered_from_the_layout_that_it_began_with() -> N
         take_over(world)
         world.tell()
         assert len((await waiting)["rows"]) == 35
+
+    run(test, world)
+
+
+def test_a_tail_changes_over_to_a_layout_that_has_the_same_entries() -> None:
+    """And is resumed there by what its heartbeats name, when the old one is gone."""
+    world = made()
+
+    async def test(services: ByNode) -> None:
+        tails = [Tails(services[node].shared) for node in ("n0", "n1")]
+        tail = await tails[0].open("by_city", TailRequest(), None, nobody_leaves)
+        first, _, _ = await event_of(tail.first())
+        assert await tail.next(nobody_leaves, 0.01) is None
+        take_over_at_once(world)
+        assert await tail.next(nobody_leaves, 20) is None, "nothing has changed"
+        beat = b"".join([piece async for piece in tail.heartbeat()]).decode()
+        token = beat.split("id: ")[1].strip()
+        assert b"id:" not in b"".join([piece async for piece in tail.heartbeat()])
+        drop_old(world)
+        world.commit(2, {"by_city": people(31)})
+        _, _, event = await event_of(await tail.next(nobody_leaves, 20))
+        assert (len(event["added"]), event["removed"], event["snapshot"]) == (1, [], 2)
+        again = await tails[1].open("by_city", TailRequest(), token, nobody_leaves)
+        _, _, event = await event_of(await again.next(nobody_leaves, 20))
+        assert (len(event["added"]), event["removed"], event["snapshot"]) == (1, [], 2)
+        for one in (tail, again):
+            await one.close()
+        with pytest.raises(PageSnapshotGoneError):
+            await tails[0].open("by_city", TailRequest(), first, nobody_leaves)
+
+    run(test, world)
+
+
+@pytest.mark.parametrize(
+    ("statement", "request_"),
+    [
+        ("CREATE INDEX by_city ON users (city) INCLUDE (n) WITH (slices=3)", TailRequest()),
+        ("CREATE INDEX by_city ON users (city DESC) WITH (slices=3)", TailRequest()),
+        (NEW, TailRequest(slices=[0, 1])),
+    ],
+    ids=["other columns", "another order", "some slices"],
+)
+def test_a_tail_stays_where_its_entries_are(statement: str, request_: TailRequest) -> None:
+    world = made()
+
+    async def test(services: ByNode) -> None:
+        tail = await Tails(services["n0"].shared).open("by_city", request_, None, nobody_leaves)
+        await event_of(tail.first())
+        take_over_at_once(world, statement)
+        assert await tail.next(nobody_leaves, 0.05) is None
+        assert b"id:" not in b"".join([piece async for piece in tail.heartbeat()])
+        drop_old(world)
+        world.commit(2, {"by_city": people(31)})
+        with pytest.raises(PageSnapshotGoneError):
+            await tail.next(nobody_leaves, 20)
+        await tail.close()
 
     run(test, world)
 

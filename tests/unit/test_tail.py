@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from starlette.responses import Response
 
 from indexer.scan.gather.service import ScanService
-from indexer.scan.plan.errors import PageSnapshotGoneError
+from indexer.scan.plan.errors import PageSnapshotGoneError, TooManyTailsError
 from indexer.scan.plan.tokens import InvalidTokenError
 from indexer.scan.request.request import ScanRequest
 from indexer.scan.tail import changes as tail_changes
 from indexer.scan.tail import events
 from indexer.scan.tail.moments import TailRequest
-from indexer.scan.tail.tails import OpenTail, Tails, TooManyTailsError
+from indexer.scan.tail.tails import OpenTail, Tails
 from indexer.store.fold.worker import FoldWorker
 from keytide.errors import HistoryChangedError, KeytideError
 from keytide.process.clock import now_ms

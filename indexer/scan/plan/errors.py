@@ -61,6 +61,13 @@ class SnapshotMissingError(Exception):
                 raise error from self
 
 
+class TooManyTailsError(RetryableError):
+    """The node runs as many tails as it may."""
+
+    problem_type = "too-many-tails"
+    status = 503
+
+
 def catching_up(missing: SnapshotMissingError) -> RetryableError:
     """What the reader of newest states is told when a slice cannot show any that are not older than what it
     or its session has shown."""

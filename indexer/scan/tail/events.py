@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+from typing import Any, Final
 
 from indexer.scan.plan.errors import PageSnapshotGoneError
 from indexer.scan.plan.waiting import ReaderGoneError
+from indexer.scan.shape.rows import encode
 from indexer.scan.stream.sending import LongResponse, StreamSender
 from indexer.scan.stream.streams import RENEWALS
-from indexer.scan.tail.tails import OpenTail, problem_event
+from indexer.scan.tail.tails import OpenTail
 from keytide.errors import HistoryChangedError, RetryableError
 
 log = logging.getLogger(__name__)
@@ -59,10 +60,15 @@ class TailResponse(LongResponse[OpenTail]):
                 log.info("a tail of %s ends: %s", tail.index, error)
                 return
             named = isinstance(error, HistoryChangedError | PageSnapshotGoneError)
-            await sender.bytes(problem_event(document["type"] if named else "error", document))
+            await sender.bytes(_problem_event(document["type"] if named else "error", document))
 
     async def _keep(self) -> None:
         """Keep what was told while the reader is slow, or nothing happens."""
         while True:
             await asyncio.sleep(self._settings.tail_lease_s / RENEWALS)
             self._opened.renew()
+
+
+def _problem_event(name: str, document: dict[str, Any]) -> bytes:
+    """The last event of a tail that cannot go on."""
+    return f"event: {name}\ndata: ".encode() + encode(document) + b"\n\n"

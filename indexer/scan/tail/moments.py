@@ -25,6 +25,7 @@ from indexer.scan.plan.selection import Selection
 from indexer.scan.plan.tokens import HeldToken, InvalidTokenError, Seen, Token, verify
 from indexer.scan.plan.waiting import Gone
 from indexer.scan.request.request import Column, Moment, Question
+from keytide.errors import RetryableError
 
 _encode = msgspec.json.Encoder().encode
 
@@ -165,6 +166,35 @@ async def later_moment(
         await shared.holds.give_back(held, timeout_s)
         return None
     return Told(held, shared.seen_too(before.seen, index, held.stamp))
+
+
+async def same_moment(
+    shared: Reads, index: Scannable, selection: Selection, told: Told, timeout_s: float
+) -> Told | None:
+    """A moment that was told, held in another layout of the same entries (R45); None where a slice of that
+    does not hold it, or cannot be asked now.
+
+    Slices hold nothing from before they were whole, and the numbers of an index are those of its keyspace: so
+    what all slices hold under one number is the same in both layouts.
+    """
+    was = told.held
+    slices = selection.slices or range(index.shape.slices)
+    held = replace(
+        was,
+        index=index.id,
+        hold=TAIL + secrets.token_hex(8),
+        copies={number: index.placement[number] for number in slices},
+        own=True,
+    )
+    kept: dict[int, set[str]] = {}
+    try:
+        await shared.holds.keep(replace(held.target(Selection((), slices), timeout_s), in_use=False), kept)
+    except BaseException as error:
+        await asyncio.shield(shared.holds.give_back(held, timeout_s))
+        if isinstance(error, SnapshotMissingError | RetryableError):
+            return None
+        raise
+    return Told(held.at(kept), told.seen)
 
 
 def digest_of(selection: Selection, columns: Sequence[str] | None) -> bytes:

@@ -27,12 +27,13 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.scatter import SliceAnswers, Target, ask, requests_of
 from indexer.scan.local.reader import INLINE_ROWS
 from indexer.scan.plan.directory import Scannable
+from indexer.scan.plan.errors import TooManyTailsError
 from indexer.scan.plan.selection import Selection
 from indexer.scan.plan.tokens import sign, verify
 from indexer.scan.plan.waiting import Deadline, Gone
@@ -58,22 +59,14 @@ from indexer.scan.tail.moments import (
     gone_by,
     later_moment,
     resumed_moment,
+    same_moment,
 )
-from keytide.errors import RetryableError
+from keytide.definition.index import IndexDefinition
 
 RESTS: Final = 3
 """How long a tail rests after working out a difference, in multiples of the time that it took."""
-
-
 _HEARTBEAT: Final = b": nothing new\n"
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-
-
-class TooManyTailsError(RetryableError):
-    """The node runs as many tails as it may."""
-
-    problem_type = "too-many-tails"
-    status = 503
 
 
 class OpenTail:
@@ -90,6 +83,7 @@ class OpenTail:
         self,
         shared: Reads,
         index: Scannable,
+        definition: IndexDefinition,
         request: TailRequest,
         selection: Selection,
         told: Told,
@@ -102,15 +96,14 @@ class OpenTail:
         self.index = index.name
         self.rows = 0
         self._shared = shared
-        self._index = index
+        self._definition = definition
         self._request = request
-        self._selection = selection
-        self._digest = digest_of(selection, request.columns)
+        self._begin_in(index, selection)
         self._told = told
         self._before: Told | None = None
         self._telling: Told | None = None
         self._quiet: Told | None = None
-        self._maker = RowMaker(index.shape, request.columns)
+        self._unnamed = False
         self._timeout_s = shared.timeout_s(request)
         self._rest_until = 0.0
 
@@ -132,6 +125,8 @@ class OpenTail:
             SnapshotGoneError: it is not held any more.
             KeytideError: as `Reads.read`.
         """
+        if await self._change_over():
+            return None
         ends = monotonic() + limit_s
         while await self._news(gone, ends - monotonic()):
             began = monotonic()
@@ -157,8 +152,10 @@ class OpenTail:
     async def heartbeat(self) -> AsyncIterator[bytes]:
         """A comment, which is no event; with the newest moment without a change, to go on from there."""
         quiet, self._quiet = self._quiet, None
+        unnamed, self._unnamed = self._unnamed, False
         if quiet is None:
-            yield _HEARTBEAT + b"\n"
+            name = f"id: {self._token(self._told)}\n" if unnamed else ""
+            yield _HEARTBEAT + f"{name}\n".encode()
             return
         self._telling = quiet
         yield _HEARTBEAT + f"id: {self._token(quiet)}\n\n".encode()
@@ -310,6 +307,32 @@ class OpenTail:
 
     # --- moments ----------------------------------------------------------------
 
+    async def _change_over(self) -> bool:
+        """Go on in the layout that has taken over the name, if it has the same entries and holds the newest
+        moment by now; whether it has come to that. The heartbeat that follows names it. A tail of some slices
+        stays where they are."""
+        directory = self._shared.directory
+        now = directory.successor(self._index, self._definition) if self._request.slices is None else None
+        if now is None:
+            return False
+        selection = self._shared.selection(self._request, now)
+        moved = await same_moment(self._shared, now, selection, self._newest, self._timeout_s)
+        if moved is None:
+            return False
+        passed, self._quiet = self._quiet, None
+        self._begin_in(now, selection)
+        self._unnamed = True
+        await self._moved(moved)
+        if passed is not None:
+            await self._shared.holds.give_back(passed.held, self._timeout_s)
+        return True
+
+    def _begin_in(self, index: Scannable, selection: Selection) -> None:
+        """Read this layout from now on."""
+        self._index, self._selection = index, selection
+        self._digest = digest_of(selection, self._request.columns)
+        self._maker = RowMaker(index.shape, self._request.columns)
+
     def _name(self) -> str:
         """Of its index, which may be renamed meanwhile."""
         return self._shared.directory.name(self._index)
@@ -370,9 +393,5 @@ class Tails:
                 if resume
                 else await first_moment(shared, index, selection, request, seen, gone)
             )
-            return OpenTail(shared, index, request, selection, told, bool(resume))
-
-
-def problem_event(name: str, document: dict[str, Any]) -> bytes:
-    """The last event of a tail that cannot go on."""
-    return f"event: {name}\ndata: ".encode() + encode(document) + b"\n\n"
+            definition = shared.directory.definition(index)
+            return OpenTail(shared, index, definition, request, selection, told, bool(resume))
