@@ -56,8 +56,8 @@ class CopyRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         index: id.
         generation: that the copy has rows of; "" when it has none, and begins with whichever there is.
         table, after: of the last row that it has; b"": none of that table.
-        most_bytes: of keys and values that are wanted, about; 0 for as many as the source gives at once. Left
-            out of checksums: sources of the release before do not know of it.
+        most_bytes: of keys and values that are wanted, about; the source gives less where that is too much.
+            0: not said. Left out of checksums: sources of the release before do not know of it.
     """
 
     copy: _Name

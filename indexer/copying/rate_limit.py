@@ -28,9 +28,9 @@ class RateLimit:
 
     @property
     def chunk_bytes(self) -> int:
-        """How much is to be taken at once, so that rests are short; 0 for as much as there is."""
+        """How much is to be taken at once, so that rests are short."""
         wanted = max(LEAST_CHUNK_BYTES, int(self.rate * CHUNK_S))
-        return min(wanted, MOST_CHUNK_BYTES) if self.rate else 0
+        return min(wanted, MOST_CHUNK_BYTES) if self.rate else MOST_CHUNK_BYTES
 
     def take(self, size: int, asked: float) -> None:
         """So many bytes were taken.

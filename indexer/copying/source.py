@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 CHUNK_BYTES: Final = 2 * 1024 * 1024
 """Keys and values of an answer, about. Packing as many takes a millisecond or two, in which nobody else of
 the process gets on; and each answer takes as long on its way through both processes, whatever its size."""
+UNWISHED_BYTES: Final = 512 * 1024
+"""For who does not say how much: targets of the release before, which rest after each answer by their rate,
+and ask again before their export is closed."""
 IDLE_MS: Final = 60_000
 """An export that nobody asks for is kept for so long: a target that is started again is back by then."""
 MOST_EXPORTS: Final = 4
@@ -166,7 +169,7 @@ def _void(record: CopyRecord, export: StoreExport, catalog: Catalog) -> bool:
 def _next(export: StoreExport, request: CopyRequest) -> tuple[Table, list[Row]]:
     """The first rows behind a place: of its table, or of the next one that has any."""
     after, table = request.after, request.table
-    most_bytes = min(request.most_bytes or CHUNK_BYTES, CHUNK_BYTES)
+    most_bytes = min(request.most_bytes or UNWISHED_BYTES, CHUNK_BYTES)
     for table in EXPORT_TABLES[EXPORT_TABLES.index(request.table) :]:
         if rows := export.rows(table, after, most_bytes):
             return table, rows

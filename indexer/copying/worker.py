@@ -41,6 +41,10 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S: Final = 0.1
 """After an error; doubled with each further one. A source most often has not read the record so far."""
 LONGEST_PAUSE_S: Final = 5.0
+DAMAGED_PAUSE_S: Final = 5.0
+"""After a copy whose rows were not those that were counted, doubled with each further one: all of it is read,
+sent and written anew, and may be wrong where it comes from."""
+LONGEST_DAMAGED_PAUSE_S: Final = 600.0
 
 _WAITS: Final = "it waits for the last answer to the copy that was filled here before"
 
@@ -52,6 +56,7 @@ class _Job:
     Attributes:
         limit: the node's, or its own.
         pause: how long it waits after the next error, in seconds.
+        damaged: how often its rows were not those that were counted.
         news: set when its record has changed, or it is left. Cleared before that is looked at.
     """
 
@@ -59,6 +64,7 @@ class _Job:
     folder: Path
     limit: RateLimit
     pause: float
+    damaged: int = 0
     progress: FillProgress = field(default_factory=FillProgress)
     news: threading.Event = field(default_factory=threading.Event)
 
@@ -182,8 +188,12 @@ class CopyWorker:
                 done = self._fill_on(job, copy, CopyTarget(copy, filling))
             finally:
                 filling.close()
-        except (RetryableError, StoreDamagedError) as error:
+        except RetryableError as error:
             return self._waits(job, error.message)
+        except StoreDamagedError as error:
+            job.damaged += 1
+            pause: float = min(DAMAGED_PAUSE_S * 2 ** (job.damaged - 1), LONGEST_DAMAGED_PAUSE_S)
+            return max(pause, self._waits(job, error.message))
         except OSError as error:
             if not self._left(job):
                 raise
@@ -208,29 +218,32 @@ class CopyWorker:
         with ThreadPoolExecutor(1, thread_name_prefix=f"put {copy.id}") as disk:
             put: Future[None] = disk.submit(lambda: None)
             asks = None if target.done else target.request()
-            while asks is not None:
-                asked = monotonic()
-                body = self._ask(copy, msgspec.structs.replace(asks, most_bytes=job.limit.chunk_bytes))
-                if self._elsewhere(job, copy):
-                    return False
-                if body is None:
-                    put.result()
-                    target.gone()
-                    asks = target.request()
-                    continue
-                self._count(len(body))
-                answer = read_answer(asks, body)
-                put.result()  # else two of them would wait for the disk, and more
-                put = disk.submit(self._put, job, target, answer)
-                asks = answer.behind(asks)
-                if asks is not None and not self._rest(job, copy, len(body), asked):
-                    return False
-            put.result()
+            try:
+                while asks is not None:
+                    asked = monotonic()
+                    body = self._ask(copy, msgspec.structs.replace(asks, most_bytes=job.limit.chunk_bytes))
+                    if self._elsewhere(job, copy):
+                        return False
+                    if body is None:
+                        put.result()
+                        target.gone()
+                        asks = target.request()
+                        continue
+                    self._count(len(body))
+                    answer = read_answer(asks, body)
+                    put.result()  # else two of them would wait for the disk, and more
+                    put = disk.submit(self._put, job, target, answer)
+                    asks = answer.behind(asks)
+                    if asks is not None and not self._rest(job, copy, len(body), asked):
+                        return False
+            finally:
+                put.result()  # its error comes before any other
         return target.done
 
     def _put(self, job: _Job, target: CopyTarget, answer: CopyAnswer) -> None:
         target.put(answer)
-        job.progress = FillProgress(target.rows, target.rows_total)
+        error = job.progress.error if job.damaged else ""  # that it was is to be seen all the while
+        job.progress = FillProgress(target.rows, target.rows_total, error)
         job.pause = FIRST_PAUSE_S
 
     def _rest(self, job: _Job, copy: CopyRecord, size: int, asked: float) -> bool:

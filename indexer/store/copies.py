@@ -18,8 +18,8 @@ EXPORT_TABLES: Final[tuple[Table, ...]] = get_args(Table)
 
 
 class StoreFilling(Protocol):
-    """A store that is being filled with the rows of another one. Used by one thread. What was put outlives
-    the process, and the next one goes on behind it.
+    """A store that is being filled with the rows of another one. Used by one thread at a time. What was put
+    outlives the process, and the next one goes on behind it.
 
     Attributes:
         generation: of what it holds rows; "" before it has begun.

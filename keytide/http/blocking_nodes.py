@@ -19,8 +19,8 @@ LIMIT_S: Final = 60.0
 """How long nothing may come back."""
 _NODES: Final = 64
 """That connections are kept to."""
-_KEPT: Final = 8
-"""Connections to each; several copies are filled from one node at once."""
+_KEPT: Final = 16
+"""Connections to each: a driver reads eight slices at once, and renews what it holds."""
 
 Post = Callable[[str, bytes, Mapping[str, str]], tuple[int, bytes]]
 """(url, body, headers) -> status and body of the answer. Raises `NoAnswerError`."""

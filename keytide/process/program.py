@@ -38,7 +38,7 @@ def log_to_stderr(level: str | int = logging.INFO) -> None:
     logging.basicConfig(
         stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    for noisy in ("py4j", "httpx"):
+    for noisy in ("py4j", "httpx", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
@@ -48,6 +48,8 @@ def say_ready(url: str) -> None:
 
     Nothing is raised: a full disk, or nobody who reads, is no reason not to serve.
     """
+    if sys.stdout is None:  # it was closed before the process began
+        return
     with contextlib.suppress(OSError):
         sys.stdout.write(f"ready {url}\n")
         sys.stdout.flush()

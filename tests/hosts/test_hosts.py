@@ -33,7 +33,7 @@ if os.environ.get("KEYTIDE_MATRIX") == "all":
     STRUCK += [("deaf", 2), ("mute", 1), ("slow", 0)]
 
 SOAK_S = 60.0
-"""No nemesis begins later. (By the seed 1 the first ones are: deaf, SIGSTOP, mute, delay.)"""
+"""No nemesis begins later. With the seed 1 they are of links and processes; `KEYTIDE_SEED` has others."""
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,7 @@ from keytide.catalog.records import (
     encode_record,
     record_key,
 )
-from keytide.errors import RetryableError
+from keytide.errors import InvariantViolationError, RetryableError
 from keytide.http.blocking_nodes import BlockingNodeClient
 from keytide.settings.settings import load_settings
 from tests import share
@@ -544,6 +544,7 @@ Make = Callable[..., CopyWorker]
 def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.setattr(worker_module, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(worker_module, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(worker_module, "DAMAGED_PAUSE_S", 0.01)
     made: list[CopyWorker] = []
 
     def worker(
@@ -709,7 +710,7 @@ def test_a_rate_is_kept_to_by_who_shares_it_however_long_an_answer_takes(
 def test_a_slow_copy_asks_for_little_at_once(make: Make, source: Source, tmp_path: Path) -> None:
     """Of its rate, and not more than the source gives; and a request without a wish is that of the release
     before, whose checksums know of none."""
-    assert RateLimit(0).chunk_bytes == 0
+    assert RateLimit(0).chunk_bytes > source_module.CHUNK_BYTES
     assert RateLimit(1).chunk_bytes == 64 * 1024
     assert RateLimit(8_000_000).chunk_bytes == 2_000_000
     wished = msgspec.structs.replace(FIRST, most_bytes=70)
@@ -753,21 +754,72 @@ def test_what_lies_behind_is_asked_for_while_the_disk_is_waited_for(
 
 
 def test_a_copy_whose_rows_were_not_those_that_were_counted_is_filled_again(
-    make: Make, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, source: Source, tmp_path: Path
 ) -> None:
-    filling, counted = MemorySliceFilling(), MemorySliceFilling.finish
-    monkeypatch.setattr(
-        MemorySliceFilling,
-        "finish",
-        lambda self, applied, counts: counted(self, applied, counts if found else Counts(entries=99)),
-    )
-    found: list[str] = []
-    worker = make(Wire(source), lambda _: filling)
+    """Not at once, and what was wrong is told until it is whole."""
+    filling, told = MemorySliceFilling(), list[str]()
+    put = filling.put
+
+    def lossy(table: Any, rows: Any) -> None:
+        told.append(worker.look("c1").error)
+        put(table, rows if len(told) > 1 else rows[:-1])
+
+    filling.put = lossy  # type: ignore[method-assign]
+    wire = Wire(source)
+    worker = make(wire, lambda _: filling)
     worker.begin(COPY, tmp_path / "f")
-    until(lambda: worker.look("c1").error)
-    found.append("again")
     until(lambda: worker.look("c1").done)
     assert exported(MemorySliceStore.filled(filling).export()) == exported(source.store.export())
+    assert sum(not request.generation for request in wire.requests) == 2
+    chunks = len(told) // 2
+    assert [bool(error) for error in told] == [False] * chunks + [True] * chunks
+    assert worker.look("c1").error == ""
+
+
+def test_a_copy_that_is_counted_wrongly_by_its_source_is_not_filled_on_and_on(
+    make: Make, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "DAMAGED_PAUSE_S", 0.1)
+    filling = MemorySliceFilling()
+
+    def finish(*_: object) -> None:
+        raise StoreDamagedError("rows are missing")
+
+    monkeypatch.setattr(MemorySliceFilling, "finish", finish)
+    wire = Wire(source)
+    worker = make(wire, lambda _: filling)
+    worker.begin(COPY, tmp_path / "f")
+    began = time.monotonic()
+    until(lambda: sum(not request.generation for request in wire.requests) == 4)
+    assert time.monotonic() - began > 0.1 + 0.2 + 0.4
+    assert worker.look("c1").error == "rows are missing"
+
+
+def test_what_the_disk_says_comes_before_what_the_source_says(source: Source, tmp_path: Path) -> None:
+    """A bug that a put has found ends the process, also when nobody answers any more."""
+    filling, wire = MemorySliceFilling(), Wire(source)
+
+    def put(table: Any, rows: Any) -> None:
+        wire.down = True
+        until(lambda: wire.asked > 1)
+        raise InvariantViolationError("Mirror", f"{len(rows)} rows of {table} are out of order")
+
+    filling.put = put  # type: ignore[method-assign]
+    client = BlockingNodeClient("", post_to(wire))
+    worker = CopyWorker(
+        lambda: source.catalog, lambda _: "http://127.0.0.1:1", client, lambda _: filling, 0, int
+    )
+    worker.begin(COPY, tmp_path / "f")
+
+    def ended() -> bool:
+        try:
+            worker.check()
+        except InvariantViolationError:
+            return True
+        return False
+
+    until(ended)
+    assert worker.close(10)
 
 
 def test_a_copy_gives_way_when_the_loop_comes_late(tmp_path: Path) -> None:
@@ -779,7 +831,7 @@ def test_a_copy_gives_way_when_the_loop_comes_late(tmp_path: Path) -> None:
         await endpoint.answer(ask)
         answering = asyncio.create_task(endpoint.answer(ask))
         await asyncio.sleep(0)
-        time.sleep(0.1)  # noqa: ASYNC251 - the loop is busy
+        time.sleep(0.5)  # noqa: ASYNC251 - the loop is busy, for much longer than the answer takes
         began = time.monotonic()
         await answering
         took = time.monotonic() - began

@@ -288,8 +288,8 @@ def served(answer: bytes) -> Iterator[str]:
                     taken.append(listener.accept()[0])
                     if answer:
                         asked = b""
-                        while not asked.endswith(b"question"):
-                            asked += taken[-1].recv(1 << 16)
+                        while not asked.endswith(b"question") and (more := taken[-1].recv(1 << 16)):
+                            asked += more
                         taken[-1].sendall(answer)
                         taken.pop().close()
 
@@ -439,9 +439,23 @@ def test_connections_are_kept_and_a_cluster_may_go_over_to_tls(tmp_path: Path) -
         finally:
             await nodes.close()
 
+    def ask_all_from_a_thread(*urls: str) -> None:
+        nodes = BlockingNodeClient(str(authority.certificate), limit_s=LIMIT_S)
+        try:
+            for url in urls:
+                assert nodes.ask(url, b"", SECRET) == b"yes"
+        finally:
+            nodes.close()
+
     with answering() as (plain, callers), answering(security) as (secure, secure_callers):
         asyncio.run(ask_all(plain, plain, secure, secure))
         assert (len(callers), len(secure_callers)) == (1, 1)
+        ask_all_from_a_thread(plain, plain, secure, secure)
+        assert (len(callers), len(secure_callers)) == (2, 2)
+        stranger = BlockingNodeClient("", limit_s=LIMIT_S)
+        with pytest.raises(NoAnswerError, match="CERTIFICATE_VERIFY"):
+            stranger.ask(secure, b"", SECRET)
+        stranger.close()
         strangers = NodeClient()
 
         async def ask_a_stranger() -> None:

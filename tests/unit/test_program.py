@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from keytide.process.program import say_ready
 from tests.unit.test_style import PRODUCT, named, sources
 
 
@@ -59,12 +60,17 @@ def test_the_line_that_says_ready_is_one_write() -> None:
         assert ours.recv(100) == b"ready http://127.0.0.1:1\n"
 
 
+def test_who_has_no_stdout_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    say_ready("nowhere")
+
+
 def test_libraries_that_tell_of_every_request_are_heard_from_warnings_on() -> None:
     script = """
 import logging
 from keytide.process.program import log_to_stderr
 log_to_stderr()
-for name in ("httpx", "indexer"):
+for name in ("httpx", "urllib3.connectionpool", "indexer"):
     logging.getLogger(name).info("at work")
     logging.getLogger(name).warning("in need")
 """
@@ -72,7 +78,12 @@ for name in ("httpx", "indexer"):
         [sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, timeout=60, check=True
     )
     heard = [line.split(" ", 2)[2] for line in told.stderr.splitlines()]
-    assert heard == ["WARNING httpx: in need", "INFO indexer: at work", "WARNING indexer: in need"]
+    assert heard == [
+        "WARNING httpx: in need",
+        "WARNING urllib3.connectionpool: in need",
+        "INFO indexer: at work",
+        "WARNING indexer: in need",
+    ]
 
 
 def test_every_process_begins_as_the_others_do() -> None:

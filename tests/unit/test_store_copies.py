@@ -313,6 +313,11 @@ def test_a_copy_without_all_rows_is_refused_and_begins_anew(
     with pytest.raises(StoreDamagedError, match="counted"):
         filling.finish(export.applied, export.counts)
     assert not filling.finished
+    filling.begin("")
+    assert (filling.generation, filling.rows, filling.place) == ("", 0, ("forward", b""))
+    filling.close()
+    filling = kind.filling()
+    assert (filling.generation, filling.rows, filling.place) == ("", 0, ("forward", b""))
     filling.begin(export.generation)
     fill(filling, export)
     filling.close()
