@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from coordinator.core.nodes import HeardNodes
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import IndexRecord
@@ -63,7 +65,19 @@ def seed_of(catalog: Catalog, nodes: HeardNodes, index: IndexRecord) -> Seed:
 
 def other_entries(new: IndexDefinition, old: IndexDefinition) -> str:
     """Why the entries of an index are not made of those of another one, in words; "" when they are."""
-    if not new.same_entries(old):
+    alike = replace(
+        old,
+        name=new.name,
+        statement=new.statement,
+        partition=new.partition,
+        partition_kind=new.partition_kind,
+        given_splits=new.given_splits,
+        slices=new.slices,
+        replicas=new.replicas,
+        defer_build=new.defer_build,
+        auto_split=new.auto_split,
+    )
+    if new != alike:
         return "the definition says something else of entries"
     if new.samples_splits:
         return "where its slices part is found from the source"

@@ -133,21 +133,6 @@ class IndexDefinition(msgspec.Struct, frozen=True):
                 return ordinal
         return None
 
-    def same_entries(self, other: IndexDefinition) -> bool:
-        """Whether the entries of every document are those of another index, in whichever slices they lie."""
-        return self == msgspec.structs.replace(
-            other,
-            name=self.name,
-            statement=self.statement,
-            partition=self.partition,
-            partition_kind=self.partition_kind,
-            given_splits=self.given_splits,
-            slices=self.slices,
-            replicas=self.replicas,
-            defer_build=self.defer_build,
-            auto_split=self.auto_split,
-        )
-
     @property
     def partitioned_by_id(self) -> bool:
         return isinstance(self.partition, DocumentId)

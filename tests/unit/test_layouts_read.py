@@ -15,8 +15,11 @@ from indexer.scan.query.queries import QueryService
 from indexer.scan.query.request import QueryRequest
 from indexer.scan.request.request import HoldRequest
 from indexer.scan.tail.moments import TailRequest
-from indexer.scan.tail.tails import Tails
-from tests.unit.scan_world import World
+from indexer.scan.tail.tails import OpenTail, Tails
+from keytide.catalog.records import BuildRecord
+from keytide.model.timestamp import Timestamp
+from keytide.process.clock import now_ms
+from tests.unit.scan_world import Doc, World
 from tests.unit.test_scan_service import BY_CITY, ByNode, ask, ask_count, ids, never, people, run
 from tests.unit.test_tail import event_of, nobody_leaves
 
@@ -40,12 +43,39 @@ def take_over(world: World) -> None:
     world.commit(2, {"by_city": people(40)})
 
 
-def take_over_at_once(world: World, statement: str = NEW) -> None:
-    """A new layout that holds what is published by now."""
+def two_layouts(world: World, seed: bool = True, skip: Any = (), **changes: Any) -> str:
+    """A new layout, made of the old one's slices; both have one more row at the next number, which is
+    published in both. The id of the old one."""
+    world.commit(2, {"by_city": people(31)}, publish=False)
     old = world.index("by_city")
-    new = world.create(statement, replaces=old.id)
+    new = replace(world.create(NEW, replaces=old.id), build="b2", **changes)
+    world.record(new)
+    made_of = old.id if seed else ""
+    world.record(BuildRecord("b2", "users", [new.id], "READY", Timestamp(), 0, seed=made_of))
     world.record(replace(old, replaced_by=new.id))
-    world.commit(1, {"by_city": people(30)})
+    world.commit(2, {"by_city": people(31)}, skip=skip)
+    for view in world.views.values():
+        view.publications[old.id] = 2
+    world.tell()
+    return old.id
+
+
+def leases(world: World, layout: str) -> int:
+    """How many leases the slices of a layout have."""
+    return sum(
+        until > now_ms()
+        for view in world.views.values()
+        for (index, _), held in view.slices.items()
+        if index == layout
+        for snapshot in held.snapshots.values()
+        for until in snapshot.leases.values()
+    )
+
+
+async def beat(tail: OpenTail) -> str:
+    """The id that a heartbeat brings; "" for none."""
+    text = b"".join([piece async for piece in tail.heartbeat()]).decode()
+    return text.split("id: ")[1].strip() if "id: " in text else ""
 
 
 def drop_old(world: World) -> None:
@@ -178,55 +208,88 @@ def test_a_scan_that_waits_is_answered_from_the_layout_that_it_began_with() -> N
     run(test, world)
 
 
-def test_a_tail_changes_over_to_a_layout_that_has_the_same_entries() -> None:
-    """And is resumed there by what its heartbeats name, when the old one is gone."""
+def test_a_tail_changes_over_to_the_layout_that_was_made_of_its_slices() -> None:
+    """From a moment that it has told, and is resumed there by what its heartbeats name, when the old one is
+    gone. Until it tells more it keeps what it told in the old one."""
     world = made()
 
     async def test(services: ByNode) -> None:
         tails = [Tails(services[node].shared) for node in ("n0", "n1")]
         tail = await tails[0].open("by_city", TailRequest(), None, nobody_leaves)
         first, _, _ = await event_of(tail.first())
-        assert await tail.next(nobody_leaves, 0.01) is None
-        take_over_at_once(world)
-        assert await tail.next(nobody_leaves, 20) is None, "nothing has changed"
-        beat = b"".join([piece async for piece in tail.heartbeat()]).decode()
-        token = beat.split("id: ")[1].strip()
-        assert b"id:" not in b"".join([piece async for piece in tail.heartbeat()])
+        old = two_layouts(world)
+        second, _, event = await event_of(await tail.next(nobody_leaves, 20))
+        assert (len(event["added"]), event["snapshot"]) == (1, 2)
+        assert await tail.next(nobody_leaves, 20) is None, "it changes over"
+        token = await beat(tail)
+        assert token not in ("", second)
+        assert not await beat(tail)
+        for known in (first, second):
+            again = await tails[1].open("by_city", TailRequest(), known, nobody_leaves)
+            await again.close()
         drop_old(world)
-        world.commit(2, {"by_city": people(31)})
+        world.commit(3, {"by_city": people(33)})
         _, _, event = await event_of(await tail.next(nobody_leaves, 20))
-        assert (len(event["added"]), event["removed"], event["snapshot"]) == (1, [], 2)
+        assert (len(event["added"]), event["removed"], event["snapshot"]) == (2, [], 3)
         again = await tails[1].open("by_city", TailRequest(), token, nobody_leaves)
         _, _, event = await event_of(await again.next(nobody_leaves, 20))
-        assert (len(event["added"]), event["removed"], event["snapshot"]) == (1, [], 2)
-        for one in (tail, again):
-            await one.close()
+        assert (len(event["added"]), event["removed"], event["snapshot"]) == (2, [], 3)
+        await again.close()
         with pytest.raises(PageSnapshotGoneError):
             await tails[0].open("by_city", TailRequest(), first, nobody_leaves)
+        await asyncio.sleep(0.05)
+        assert leases(world, old) == 2 * 4, "only those of the two readers who may come again"
+        await tail.close()
 
     run(test, world)
 
 
-@pytest.mark.parametrize(
-    ("statement", "request_"),
-    [
-        ("CREATE INDEX by_city ON users (city) INCLUDE (n) WITH (slices=3)", TailRequest()),
-        ("CREATE INDEX by_city ON users (city DESC) WITH (slices=3)", TailRequest()),
-        (NEW, TailRequest(slices=[0, 1])),
-    ],
-    ids=["other columns", "another order", "some slices"],
-)
-def test_a_tail_stays_where_its_entries_are(statement: str, request_: TailRequest) -> None:
+def test_a_tail_that_follows_nothing_that_changes_changes_over_too() -> None:
     world = made()
 
     async def test(services: ByNode) -> None:
-        tail = await Tails(services["n0"].shared).open("by_city", request_, None, nobody_leaves)
+        tail = await Tails(services["n0"].shared).open(
+            "by_city", TailRequest(equals=["nowhere"]), None, nobody_leaves
+        )
         await event_of(tail.first())
-        take_over_at_once(world, statement)
-        assert await tail.next(nobody_leaves, 0.05) is None
-        assert b"id:" not in b"".join([piece async for piece in tail.heartbeat()])
+        two_layouts(world)
+        assert await tail.next(nobody_leaves, 0.3) is None
+        assert await beat(tail)
+        assert await tail.next(nobody_leaves, 20) is None, "it changes over"
+        assert await beat(tail)
         drop_old(world)
-        world.commit(2, {"by_city": people(31)})
+        world.commit(3, {"by_city": [*people(31), Doc(["nowhere"], "new")]})
+        _, _, event = await event_of(await tail.next(nobody_leaves, 20))
+        assert [row["id"] for row in event["added"]] == ["new"]
+        await tail.close()
+
+    run(test, world)
+
+
+@pytest.mark.parametrize("why", ["made of the source", "some slices", "rebuilt", "not there"])
+def test_a_tail_stays_where_its_entries_are(why: str) -> None:
+    """And keeps nothing elsewhere."""
+    world = made()
+
+    async def test(services: ByNode) -> None:
+        request = TailRequest(slices=[0, 1, 2, 3] if why == "some slices" else None)
+        tail = await Tails(services["n0"].shared).open("by_city", request, None, nobody_leaves)
+        await event_of(tail.first())
+        old = two_layouts(
+            world,
+            seed=why != "made of the source",
+            skip=[(node, 1) for node in world.views] if why == "not there" else (),
+            **({"slice_builds": {0: "b3"}} if why == "rebuilt" else {}),
+        )
+        _, _, event = await event_of(await tail.next(nobody_leaves, 20))
+        assert len(event["added"]) == 1
+        assert await tail.next(nobody_leaves, 0.05) is None
+        assert not await beat(tail)
+        await asyncio.sleep(0.05)
+        assert leases(world, world.index("by_city").id) == 0
+        assert leases(world, old) > 0
+        drop_old(world)
+        world.commit(3, {"by_city": people(33)})
         with pytest.raises(PageSnapshotGoneError):
             await tail.next(nobody_leaves, 20)
         await tail.close()

@@ -298,6 +298,10 @@ class HoldRegistry:
         if held.hold:
             await self._give_back(held.target(_everywhere(held), timeout_s))
 
+    def drop(self, held: SnapshotHold, timeout_s: float) -> None:
+        """`give_back`, for which nobody waits."""
+        self._start(self.give_back(held, timeout_s))
+
     async def leave(self, held: SnapshotHold, timeout_s: float) -> None:
         """Whoever had a hold is gone, and may come again within its time: it makes room from now on."""
         self._renewed.pop(held.hold, None)

@@ -16,7 +16,6 @@ from indexer.view import NodeView
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
 from keytide.catalog.records import BuildRecord, IndexRecord, KeyspaceRecord, index_number
-from keytide.definition.index import IndexDefinition
 from keytide.errors import HistoryChangedError
 from keytide.model.hints import did_you_mean
 from keytide.model.timestamp import Timestamp
@@ -212,27 +211,20 @@ class IndexDirectory:
         self._refresh()
         return self._names.get(index.id, index.name)
 
-    def definition(self, index: Scannable) -> IndexDefinition:
-        """Of an index that was just found here.
-
-        Raises:
-            IndexNotReadyError: it has gone meanwhile.
-        """
-        record = self._view.catalog().index(index.id)
-        if record is None:
-            raise IndexNotReadyError(f"index {index.name} is being dropped", next_step="try again")
-        return record.definition
-
-    def successor(self, index: Scannable, definition: IndexDefinition) -> Scannable | None:
-        """The layout that has taken over the name of one, when it has the same entries in other slices.
-
-        Args:
-            definition: of `index`, which may be gone by now.
-        """
+    def successor(self, index: Scannable) -> Scannable | None:
+        """The layout that has taken over the name of one, if it was made of its slices (R44) and has all its
+        own: under a number that both hold the same entries lie in both. What was built from the source may
+        know more, or less, and slices that were rebuilt since come from there."""
         name = self.name(index)
         now = self._ready.get(name)
-        record = None if now is None or now.id == index.id else self._view.catalog().index(now.id)
-        return now if record is not None and record.definition.same_entries(definition) else None
+        if now is None or now.id == index.id:
+            return None
+        catalog = self._view.catalog()
+        record = catalog.index(now.id)
+        if record is None or record.build is None or record.slice_builds:
+            return None
+        build = catalog.build(record.build)
+        return now if build is not None and build.seed == index.id else None
 
     def again(self, index: Scannable) -> Scannable:
         """The same index as the catalog has it now.

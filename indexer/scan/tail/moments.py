@@ -171,16 +171,11 @@ async def later_moment(
 async def same_moment(
     shared: Reads, index: Scannable, selection: Selection, told: Told, timeout_s: float
 ) -> Told | None:
-    """A moment that was told, held in another layout of the same entries (R45); None where a slice of that
-    does not hold it, or cannot be asked now.
-
-    Slices hold nothing from before they were whole, and the numbers of an index are those of its keyspace: so
-    what all slices hold under one number is the same in both layouts.
-    """
-    was = told.held
+    """A moment, held in another layout that was made of the slices of its own (R45); None where a slice there
+    does not hold it, or does not say so in time."""
     slices = selection.slices or range(index.shape.slices)
     held = replace(
-        was,
+        told.held,
         index=index.id,
         hold=TAIL + secrets.token_hex(8),
         copies={number: index.placement[number] for number in slices},
@@ -190,7 +185,7 @@ async def same_moment(
     try:
         await shared.holds.keep(replace(held.target(Selection((), slices), timeout_s), in_use=False), kept)
     except BaseException as error:
-        await asyncio.shield(shared.holds.give_back(held, timeout_s))
+        shared.holds.drop(held, timeout_s)
         if isinstance(error, SnapshotMissingError | RetryableError):
             return None
         raise

@@ -41,6 +41,7 @@ from indexer.scan.request.request import Moment
 from indexer.scan.shape.rows import RowMaker, encode
 from indexer.scan.stream.merge import BlockReader
 from indexer.scan.stream.streams import OpenLimit
+from indexer.scan.tail.change_over import ChangeOver, Over
 from indexer.scan.tail.changes import (
     TASK,
     ChangesWanted,
@@ -59,9 +60,7 @@ from indexer.scan.tail.moments import (
     gone_by,
     later_moment,
     resumed_moment,
-    same_moment,
 )
-from keytide.definition.index import IndexDefinition
 
 RESTS: Final = 3
 """How long a tail rests after working out a difference, in multiples of the time that it took."""
@@ -83,7 +82,6 @@ class OpenTail:
         self,
         shared: Reads,
         index: Scannable,
-        definition: IndexDefinition,
         request: TailRequest,
         selection: Selection,
         told: Told,
@@ -96,15 +94,16 @@ class OpenTail:
         self.index = index.name
         self.rows = 0
         self._shared = shared
-        self._definition = definition
         self._request = request
         self._begin_in(index, selection)
         self._told = told
         self._before: Told | None = None
         self._telling: Told | None = None
         self._quiet: Told | None = None
+        self._left: Told | None = None
         self._unnamed = False
         self._timeout_s = shared.timeout_s(request)
+        self._changing = ChangeOver(shared, request, self._timeout_s)
         self._rest_until = 0.0
 
     # --- events -----------------------------------------------------------------
@@ -125,7 +124,8 @@ class OpenTail:
             SnapshotGoneError: it is not held any more.
             KeytideError: as `Reads.read`.
         """
-        if await self._change_over():
+        if (over := self._changing.take(self._newest)) is not None:
+            self._change_over(over)
             return None
         ends = monotonic() + limit_s
         while await self._news(gone, ends - monotonic()):
@@ -135,6 +135,7 @@ class OpenTail:
             if told is None:
                 return None
             try:
+                await self._changing.look(index, told)
                 small = await self._changes(told)
             except BaseException:
                 await asyncio.shield(self._shared.holds.give_back(told.held, self._timeout_s))
@@ -164,18 +165,20 @@ class OpenTail:
     def renew(self) -> None:
         """Keep what was told last, and what is being told, while nothing is read from it. That it is gone is
         told by the next comparison."""
-        for told in (self._before, self._told, self._quiet, self._telling):
+        for told in (self._before, self._left, self._told, self._quiet, self._telling):
             if told is not None:
                 self._shared.holds.renew(told.held, {}, self._timeout_s)
+        self._changing.renew()
 
     async def close(self) -> None:
         """The tail is over: it keeps nobody's place any more. What it told last can be gone on from for as
         long as there is room; what it did not get to tell is given back."""
         holds = self._shared.holds
+        self._changing.close()
         for untold in (self._quiet, self._telling):
             if untold is not None and untold.held.own:
                 await holds.give_back(untold.held, self._timeout_s)
-        for told in (self._before, self._told):
+        for told in (self._before, self._left, self._told):
             if told is not None and told.held.own:
                 await holds.leave(told.held, self._timeout_s)
 
@@ -194,6 +197,8 @@ class OpenTail:
 
     async def _moved(self, told: Told) -> None:
         """The reader has a moment: it, and the one before, are held for it."""
+        self._drop(self._left)
+        self._left = None
         released, self._before, self._told, self._telling = self._before, self._told, told, None
         if released is not None and released.held.own:
             await self._shared.holds.give_back(released.held, self._timeout_s)
@@ -307,31 +312,24 @@ class OpenTail:
 
     # --- moments ----------------------------------------------------------------
 
-    async def _change_over(self) -> bool:
-        """Go on in the layout that has taken over the name, if it has the same entries and holds the newest
-        moment by now; whether it has come to that. The heartbeat that follows names it. A tail of some slices
-        stays where they are."""
-        directory = self._shared.directory
-        now = directory.successor(self._index, self._definition) if self._request.slices is None else None
-        if now is None:
-            return False
-        selection = self._shared.selection(self._request, now)
-        moved = await same_moment(self._shared, now, selection, self._newest, self._timeout_s)
-        if moved is None:
-            return False
-        passed, self._quiet = self._quiet, None
-        self._begin_in(now, selection)
+    def _change_over(self, over: Over) -> None:
+        """Go on in another layout, from the newest moment. The heartbeat that follows names it; until more is
+        told, a reader who did not get that may still come with what was told in the old layout."""
+        self._drop(self._quiet)
+        self._drop(self._left)
+        self._left, self._told, self._quiet = self._told, over.told, None
+        self._begin_in(over.index, over.selection)
         self._unnamed = True
-        await self._moved(moved)
-        if passed is not None:
-            await self._shared.holds.give_back(passed.held, self._timeout_s)
-        return True
 
     def _begin_in(self, index: Scannable, selection: Selection) -> None:
         """Read this layout from now on."""
         self._index, self._selection = index, selection
         self._digest = digest_of(selection, self._request.columns)
         self._maker = RowMaker(index.shape, self._request.columns)
+
+    def _drop(self, told: Told | None) -> None:
+        if told is not None and told.held.own:
+            self._shared.holds.drop(told.held, self._timeout_s)
 
     def _name(self) -> str:
         """Of its index, which may be renamed meanwhile."""
@@ -393,5 +391,4 @@ class Tails:
                 if resume
                 else await first_moment(shared, index, selection, request, seen, gone)
             )
-            definition = shared.directory.definition(index)
-            return OpenTail(shared, index, definition, request, selection, told, bool(resume))
+            return OpenTail(shared, index, request, selection, told, bool(resume))
