@@ -32,8 +32,9 @@ STRUCK = [("cut", 0)]
 if os.environ.get("KEYTIDE_MATRIX") == "all":
     STRUCK += [("deaf", 2), ("mute", 1), ("slow", 0)]
 
-SOAK_S = 60.0
-"""No nemesis begins later. With the seed 1 they are of links and processes; `KEYTIDE_SEED` has others."""
+SOAK_S = 45.0
+"""No nemesis begins later, so it is about a minute in all. With the seed 1 they are of links and processes;
+`KEYTIDE_SEED` has others."""
 
 
 @pytest.fixture(scope="module")
