@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 CHUNK_S: Final = 0.25
+"""Of a rate, that is taken at once."""
 LEAST_CHUNK_BYTES: Final = 64 * 1024
 MOST_CHUNK_BYTES: Final = 1 << 30
 LATE_S: Final = 0.05
@@ -18,7 +19,7 @@ class RateLimit:
         rate: bytes per second; 0 for no limit.
 
     Attributes:
-        rate: bytes per second; 0 for no limit.
+        rate: as given.
         due: when the next may be taken, in seconds.
     """
 

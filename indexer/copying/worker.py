@@ -2,9 +2,8 @@
 
 A copy has a thread of its own, so a source that is silent holds up no other copy; the leader sees to it that
 they are few. It is filled chunk after chunk: while one is put on the disk, by a second thread, the next is
-asked for. When it cannot go on (its source is away or has not read so far,
-the disk is full) it waits for a while. Each goes on where it was, also in the next process, and after what
-was in its folder before.
+asked for. When it cannot go on (its source is away or has not read so far, the disk is full) it waits for a
+while. Each goes on where it was, also in the next process, and after what was in its folder before.
 
 A limit on the rate is held by resting after each chunk. Copies that have no rate of their own share the
 node's. When a copy's rate changes, what is left of its rest is dropped: it goes on at once, at the new rate.

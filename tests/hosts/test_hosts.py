@@ -1,5 +1,5 @@
 """Three hosts with addresses of their own, each with a broker, a coordinator, a node and a projector: one
-after the other loses its link, both ways or one way, or has a slow one; and for a minute nemeses of all kinds
+after the other loses its link, both ways or one way, or has a slow one; and for a minute nemeses
 strike beside clients whose history is checked."""
 
 from __future__ import annotations

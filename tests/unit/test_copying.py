@@ -572,6 +572,15 @@ def until(look: Callable[[], Any], limit_s: float = 20.0) -> Any:
     return found
 
 
+def failed_with(worker: CopyWorker, family: type[Exception]) -> bool:
+    """Whether one of its threads has ended with such an error."""
+    try:
+        worker.check()
+    except family:
+        return True
+    return False
+
+
 def test_the_worker_fills_a_copy_from_a_node_that_the_node_then_opens(
     make: Make, tmp_path: Path, folds: FoldWorker
 ) -> None:
@@ -811,14 +820,7 @@ def test_what_the_disk_says_comes_before_what_the_source_says(source: Source, tm
     )
     worker.begin(COPY, tmp_path / "f")
 
-    def ended() -> bool:
-        try:
-            worker.check()
-        except InvariantViolationError:
-            return True
-        return False
-
-    until(ended)
+    until(lambda: failed_with(worker, InvariantViolationError))
     assert worker.close(10)
 
 
@@ -997,12 +999,5 @@ def test_a_bug_ends_the_worker_and_is_told(source: Source, tmp_path: Path) -> No
     worker = CopyWorker(lambda: source.catalog, lambda _: None, client, broken, 0, int)
     worker.begin(COPY, tmp_path / "f")
 
-    def told() -> bool:
-        try:
-            worker.check()
-        except ZeroDivisionError:
-            return True
-        return False
-
-    until(told)
+    until(lambda: failed_with(worker, ZeroDivisionError))
     assert worker.close(10)
