@@ -89,6 +89,8 @@ class BuildAdmission:
                 return {}, f"indexer nodes: {', '.join(nodes_of(away))} are not live"
         elif any(index.version for index in indexes):
             return {}, "the removal of what an earlier build left"
+        elif awaited := self._nodes.awaited(self._registry.dictionary.catalog):
+            return {}, awaited
         else:
             try:
                 catalog = self._registry.dictionary.catalog

@@ -77,6 +77,7 @@ class Choosing:
         self._at_once = at_once
         self._room = room
         self.filled = catalog.copies_of_slices()
+        self._awaited = nodes.awaited(catalog)
         self._drained = catalog.drained()
         self._closed = catalog.closed()
         self._zones = catalog.zones()
@@ -140,6 +141,8 @@ class Choosing:
             failures: how often filling it on a node came to nothing.
             preferred: the node that has lost it, "" for none.
         """
+        if self._awaited and not purpose.target:
+            return "", self._awaited
         holders = {*index.copies_kept(number), *(one.node for one in self.filled.get((index.id, number), ()))}
         there = self._load.keys() & {purpose.target} if purpose.target else self._load
         others = [node for node in there if node not in holders]

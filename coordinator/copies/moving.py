@@ -285,7 +285,8 @@ class Moves:
         """The next moves of a rebalance."""
         out: list[Instruction] = []
         left, dropped = list(record.left), record.dropped
-        expected = self._expected_nodes()
+        # One that is started again, or that this leader has not heard yet, has its moves later.
+        expected = self._nodes.expected(self._dictionary.catalog)
         for at in record.left:
             move = record.moves[at]
             if any(one.rebalance for one in choosing.filled.get((move.index, move.slice), ())):
@@ -346,19 +347,12 @@ class Moves:
         Raises:
             RetryableError: others may be live, and were not heard yet.
         """
-        expected = self._expected_nodes()
-        if unheard := self._nodes.unheard(expected):
-            raise RetryableError(
-                f"this coordinator has begun to lead, and has not heard {', '.join(unheard)} yet",
-                next_step="try again in a few seconds",
-            )
-        return expected.intersection(self._nodes.live())
-
-    def _expected_nodes(self) -> set[str]:
-        """Nodes that may have slices, but for those that are not expected back. (One that is started again,
-        or that this leader has not heard yet, has its moves later.)"""
         catalog = self._dictionary.catalog
-        return {one.id for one in catalog.nodes() if not self._nodes.gone(one.id)} - catalog.closed()
+        if awaited := self._nodes.awaited(catalog):
+            raise RetryableError(
+                f"what can move is not known before {awaited}", next_step="try again in a few seconds"
+            )
+        return self._nodes.expected(catalog).intersection(self._nodes.live())
 
     def _held(self, node: str) -> Iterator[Slice]:
         """The slices of which a node has a copy that counts."""

@@ -222,6 +222,16 @@ class HeardNodes:
         """Whether a node has been silent for so long that it is not expected back."""
         return self._failure_detector.silence(node_subject(node)) > self._gone_ms
 
+    def expected(self, catalog: Catalog) -> set[str]:
+        """Nodes that may have slices, but for those that are not expected back."""
+        return {one.id for one in catalog.nodes() if not self.gone(one.id)} - catalog.closed()
+
+    def awaited(self, catalog: Catalog) -> str:
+        """What to wait for before slices are placed, in words: who leads since a moment ago has heard some
+        nodes and not the others, and all slices would come to lie on those. "" for nothing."""
+        names = ", ".join(self.unheard(self.expected(catalog)))
+        return names and f"word of {names}, which this coordinator, that has begun to lead, has not heard yet"
+
     def _nodes(self) -> set[str]:
         """All that copies which count, or leave, are on."""
         return {node for nodes in self._placed.values() for node in nodes} | {one[0] for one in self._leaving}

@@ -50,6 +50,32 @@ def test_the_transition_table_names_every_state_and_ends() -> None:
         assert {"fail", "cancel"} <= set(TRANSITIONS[state])
 
 
+def test_a_new_leader_places_slices_when_it_has_heard_all_nodes() -> None:
+    """Else all of them come to lie on the one that it happened to hear first."""
+    world = World()
+    world.node("n1", "n2")
+    other, _ = world.restart()
+    other.node("n2")
+    other.sql(CREATE)
+    assert other.tick() == []
+    waits = other.leader.builds.registry.run(other.index("by_city").build or "").waiting_for
+    assert waits == "word of n1, which this coordinator, that has begun to lead, has not heard yet"
+    other.node("n1")
+    assert [type(one) for one in other.tick()] == [PrepareBuild]
+    assert other.tick() == []
+
+
+def test_a_node_that_is_gone_is_not_waited_for_before_slices_are_placed() -> None:
+    world = World()
+    world.node("n1", "n2")
+    other, _ = world.restart()
+    for _ in range(40):
+        other.tick(100)
+        other.node("n2")
+    other.sql(CREATE)
+    assert [type(one) for one in other.tick()] == [PrepareBuild]
+
+
 def test_a_build_from_create_to_ready() -> None:
     world = World()
     assert world.sql(CREATE) == []

@@ -52,6 +52,19 @@ def test_on_one_target_too() -> None:
     assert max(busy.values()) == 1
 
 
+def test_a_new_leader_chooses_among_all_nodes_and_not_those_that_it_happened_to_hear() -> None:
+    world = CopiesWorld([["n1", "n2"], ["n1", "n2"], ["n1"]], count=3)
+    world.beat()
+    assert world.records() == []
+    world.succeed()
+    world.nodes["n3"].up = False  # the emptiest one says nothing for a while
+    world.go(1_500)
+    assert world.records() == []
+    world.nodes["n3"].up = True
+    world.go(2_000)
+    assert (world.record().slice, world.record().node) == (2, "n3")
+
+
 def test_what_is_filled_and_only_catches_up_takes_no_turn() -> None:
     world = CopiesWorld([["n1"]] * 3, count=4)
     world.go(1_000)

@@ -392,7 +392,7 @@ def test_nothing_is_planned_before_all_nodes_are_heard() -> None:
     world = serving([["n1"], ["n1"]])
     world.succeed()
     for ask in (moves(world).sketch, lambda: moves(world).drain("n1", world.now)):
-        with pytest.raises(RetryableError, match="has not heard n1, n2, n3 yet"):
+        with pytest.raises(RetryableError, match="before word of n1, n2, n3, which this coordinator"):
             ask()
     world.go(1_000)
     assert len(moves(world).sketch().plan()) == 1
