@@ -6,9 +6,10 @@ order of values written another way.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
-from fractions import Fraction
-from functools import cmp_to_key
+from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
@@ -38,23 +39,39 @@ class Source:
         )
         self._places: list[TopicPartition] = []
         self._records: dict[int, list[tuple[int, int, bytes, bytes | None]]] = {}
+        self._told: Mapping[int, int] = {}
+        self._newest: dict[bytes, tuple[tuple[int, int, int], bytes | None]] = {}
+        self._apart = True
 
     def close(self) -> None:
         self._consumer.close()
 
     def newest(self, offsets: Mapping[int, int]) -> dict[bytes, bytes | None]:
-        """The newest value of every id below `offsets` (next offset of each partition)."""
+        """The newest value of every id below `offsets` (next offset of each partition). What was told is kept
+        and gone on from: readers ask again and again, ever further on."""
         self._read(offsets)
-        newest: dict[bytes, tuple[tuple[int, int, int], bytes | None]] = {}
+        further = all(offsets.get(partition, 0) >= end for partition, end in self._told.items())
+        if not (further and self._apart and self._go_on(offsets)):
+            self._told, self._newest = {}, {}
+            self._apart = self._go_on(offsets)
+        return {key: value for key, (_, value) in self._newest.items()}
+
+    def _go_on(self, offsets: Mapping[int, int]) -> bool:
+        """Take what has come since; whether no id has records in two partitions, whose order would matter."""
+        newest, apart = self._newest, True
         for partition, records in sorted(self._records.items()):
-            for offset, time, key, value in records:
+            begin = bisect_left(records, self._told.get(partition, 0), key=itemgetter(0))
+            for offset, time, key, value in islice(records, begin, None):
                 if offset >= offsets.get(partition, 0):
                     break
                 version = (time, partition, offset)
                 known = newest.get(key)
-                if known is None or known[0] <= version or known[0][1] == partition:
+                own = known is None or known[0][1] == partition
+                if known is None or own or known[0] <= version:
                     newest[key] = (version, value)
-        return {key: value for key, (_, value) in newest.items()}
+                apart = apart and own
+        self._told = dict(offsets)
+        return apart
 
     def _read(self, offsets: Mapping[int, int]) -> None:
         """Read on until every partition is read up to `offsets`."""
@@ -86,15 +103,9 @@ def rows_of(state: Mapping[bytes, bytes | None], keys: Keys, descending: Iterabl
         if isinstance(document, dict):
             rows += [(key, id_) for key in keys(document, id_)]
     directions = list(descending)
-
-    def order(a: Row, b: Row) -> int:
-        for at, (x, y) in enumerate(zip(a[0], b[0], strict=True)):
-            result = compare(x, y)
-            if result:
-                return -result if at < len(directions) and directions[at] else result
-        return (a[1].encode() > b[1].encode()) - (a[1].encode() < b[1].encode())
-
-    rows.sort(key=cmp_to_key(order))
+    rows.sort(key=lambda row: row[1].encode())
+    for at in reversed(range(max((len(key) for key, _ in rows), default=0))):
+        rows.sort(key=lambda row: sort_key(row[0][at]), reverse=at < len(directions) and directions[at])
     return rows
 
 
@@ -102,45 +113,27 @@ def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def compare(a: Any, b: Any) -> int:
-    """-1, 0 or 1 by the order missing < null < false < true < number < string < array < object."""
-    rank_a, rank_b = _rank(a), _rank(b)
-    if rank_a != rank_b:
-        return -1 if rank_a < rank_b else 1
-    if isinstance(a, list):
-        for x, y in zip(a, b, strict=False):
-            result = compare(x, y)
-            if result:
-                return result
-        return (len(a) > len(b)) - (len(a) < len(b))
-    if isinstance(a, dict):
-        if len(a) != len(b):
-            return -1 if len(a) < len(b) else 1
-        names_a, names_b = sorted(a, key=_points), sorted(b, key=_points)
-        if names_a != names_b:
-            return -1 if [_points(n) for n in names_a] < [_points(n) for n in names_b] else 1
-        return next((r for r in (compare(a[name], b[name]) for name in names_a) if r), 0)
-    if isinstance(a, str):
-        return (_points(a) > _points(b)) - (_points(a) < _points(b))
-    if rank_a == 4:
-        return (Fraction(a) > Fraction(b)) - (Fraction(a) < Fraction(b))
-    return 0
-
-
-def _points(text: str) -> list[int]:
-    return [ord(character) for character in text]
-
-
-def _rank(value: Any) -> int:
+def sort_key(value: Any) -> tuple[Any, ...]:
+    """What Python sorts as missing < null < false < true < number < string < array < object. (It compares
+    integers with floats as the numbers that they are, and strings by their code points.)"""
     if value is MISSING:
-        return 0
+        return (0,)
     if value is None:
-        return 1
-    if value is False:
-        return 2
-    if value is True:
-        return 3
-    return {int: 4, float: 4, str: 5, list: 6, dict: 7}[type(value)]
+        return (1,)
+    if isinstance(value, bool):
+        return (2, value)
+    if isinstance(value, list):
+        return (5, [sort_key(part) for part in value])
+    if isinstance(value, dict):
+        names = sorted(value)
+        return (6, len(value), names, [sort_key(value[name]) for name in names])
+    return (4, value) if isinstance(value, str) else (3, value)
+
+
+def compare(a: Any, b: Any) -> int:
+    """-1, 0 or 1 by that order."""
+    key_a, key_b = sort_key(a), sort_key(b)
+    return (key_a > key_b) - (key_a < key_b)
 
 
 def shown(rows: Iterable[Row]) -> list[tuple[list[Any], str]]:

@@ -15,6 +15,8 @@ from tests.oracle import Source, rows_of, shown
 
 TOPIC: Final = "orders"
 INDEX: Final = "orders_customer"
+PAUSE_S: Final = 0.2
+"""Between two scans of a reader: without it, comparing takes what the cluster needs."""
 
 
 def order(chance: random.Random, _: int) -> tuple[str, Any]:
@@ -108,6 +110,7 @@ class Readers(Watcher):
             for node in self._through:
                 self._world.check(INDEX, TOPIC, by_customer, (False, True), node=node)
                 self.scans += 1
+                self._worker.stopping.wait(PAUSE_S)
 
     def go_on(self, scans: int = 6) -> None:
         """Wait until so many more have ended."""

@@ -37,6 +37,7 @@ from keytide.model.topics import Topics
 from keytide.settings.settings import Settings, load_settings
 from keytide.wire.messages import BuildEnd, HistoryLost, decode
 from tests.integration.conftest import TopicFactory
+from tests.integration.dictionary_reader import DictionaryReader
 from tests.integration.fakes import DRIVER, FakeCluster, started_drivers
 
 pytestmark = pytest.mark.integration
@@ -80,6 +81,7 @@ class Coordinator:
         self.admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
         self.child = self.make()
         self.fakes: list[FakeCluster] = []
+        self._dictionary: DictionaryReader | None = None
 
     def make(self, name: str = "coordinator", **extra: str) -> ChildProcess:
         command = [sys.executable, str(self.folder / "driver.py"), str(self.drivers)]
@@ -118,11 +120,9 @@ class Coordinator:
         return result
 
     def catalog(self) -> Catalog:
-        reader = CatalogReader(self.settings)
-        try:
-            return reader.start().copy()
-        finally:
-            reader.close()
+        if self._dictionary is None:
+            self._dictionary = DictionaryReader(self.settings)
+        return self._dictionary.now()
 
     def topics(self) -> set[str]:
         names = self.admin.list_topics(timeout=10).topics
@@ -146,6 +146,8 @@ class Coordinator:
         fake.driver(build, "PASSED", 1, fake.acked)
 
     def close(self) -> None:
+        if self._dictionary is not None:
+            self._dictionary.close()
         for fake in self.fakes:
             fake.close()
         self.child.terminate()

@@ -15,13 +15,10 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from deploy.cluster import LocalCluster
-from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import IndexRecord
 from keytide.cli import rolling
 from keytide.client import Page
 from keytide.errors import KeytideError, RetryableError
-from keytide.kafka.topics import CatalogReader
-from keytide.settings.settings import load_settings
 from tests.chaos.processes import stopped
 from tests.integration.orders import INDEX, TOPIC, Follower, Readers, by_customer, order
 from tests.integration.world import World, Writer, wait_for
@@ -54,20 +51,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield world
 
 
-def _catalog(world: World) -> Catalog:
-    """The dictionary as it is now."""
-    settings = load_settings(kafka={"bootstrap": world.bootstrap}, cluster=world.cluster.name)
-    reader = CatalogReader(settings)
-    try:
-        reader.start()
-        return reader.catalog
-    finally:
-        reader.close()
-
-
 def _record(world: World) -> IndexRecord:
     """What the dictionary says of the index."""
-    found = _catalog(world).index_by_name(INDEX)
+    found = world.catalog().index_by_name(INDEX)
     assert found is not None
     return found
 
@@ -221,9 +207,8 @@ def test_a_node_is_drained_and_gets_its_part_again(world: World) -> None:
             readers.go_on()
         wait_for(lambda: _job(world, job["id"])["state"] == "DONE", "it has its part", 240)
         readers.go_on()
-    found = _copies(world)
-    assert [len(nodes) for nodes in found] == [2] * SLICES
-    assert [sum(_name(place) in nodes for nodes in found) for place in range(3)] == [2, 2, 2]
+    wait_for(lambda: _per_node(world) == [2, 2, 2], "each node has two slices", 10)
+    assert [len(nodes) for nodes in _copies(world)] == [2] * SLICES
     assert _builds(world) == builds, "without Spark"
     _check_at_end(world)
 
@@ -339,15 +324,21 @@ def _spread(world: World) -> None:
     wait_for(lambda: _settled(world), "two copies of each, and no other", 120)
     job = world.admin.call("POST", "/v1/rebalance")
     wait_for(lambda: _job(world, job["id"])["state"] == "DONE", "slices are spread", 180)
+    # (the leader says so some milliseconds before the dictionary does)
+    wait_for(lambda: _per_node(world) == [2, 2, 2], "each node has two slices", 10)
     wait_for(lambda: not _record(world).leaving, "who leaves is gone", 120)
+
+
+def _per_node(world: World) -> list[int]:
+    """How many copies count on each node."""
     found = _copies(world)
-    assert [sum(_name(place) in nodes for nodes in found) for place in range(3)] == [2, 2, 2], found
+    return [sum(_name(place) in nodes for nodes in found) for place in range(3)]
 
 
 def _settled(world: World) -> bool:
     """Whether every slice has two copies, none is being filled and none leaves: what is done about a copy
     leaves its slice out of a rebalance."""
-    catalog = _catalog(world)
+    catalog = world.catalog()
     index = catalog.index_by_name(INDEX)
     assert index is not None
     filled = [one for one in catalog.copies() if one.index == index.id]

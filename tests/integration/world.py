@@ -17,10 +17,13 @@ from confluent_kafka.cimpl import NewTopic
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from deploy.cluster import LocalCluster
+from keytide.catalog.catalog import Catalog
 from keytide.cli.admin import Admin
 from keytide.client import Client
 from keytide.errors import RetryableError
+from keytide.settings.settings import load_settings
 from tests.chaos.processes import stopped
+from tests.integration.dictionary_reader import DictionaryReader
 from tests.oracle import Keys, Row, Source, difference, rows_of
 
 LIMIT_S = 300.0
@@ -45,6 +48,7 @@ class World:
     cluster: LocalCluster
     sources: dict[str, Source] = field(default_factory=dict)
     _admin: Admin | None = None
+    _dictionary: DictionaryReader | None = None
 
     @property
     def bootstrap(self) -> str:
@@ -55,6 +59,13 @@ class World:
         if self._admin is None:
             self._admin = Admin(self.cluster.coordinator_urls)
         return self._admin
+
+    def catalog(self) -> Catalog:
+        """The dictionary as it is now."""
+        if self._dictionary is None:
+            settings = load_settings(kafka={"bootstrap": self.bootstrap}, cluster=self.cluster.name)
+            self._dictionary = DictionaryReader(settings)
+        return self._dictionary.now()
 
     def client(self, node: int = 0) -> Client:
         return Client(self.cluster.node_urls[node])
@@ -67,6 +78,8 @@ class World:
             source.close()
         if self._admin is not None:
             self._admin.close()
+        if self._dictionary is not None:
+            self._dictionary.close()
 
     def make_topic(self, topic: str, partitions: int = 4, **config: str) -> None:
         settings = {name.replace("_", "."): value for name, value in config.items()}
