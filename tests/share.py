@@ -8,6 +8,9 @@ from datetime import date
 
 PARTS = 4
 EVERYTHING = os.environ.get("KEYTIDE_EXAMPLES") == "all"
+WHOLE_MATRIX = os.environ.get("KEYTIDE_MATRIX") == "all"
+"""Faults strike everywhere (`make soak`), where otherwise a sample of the places has its turn: each takes a
+minute or more on the real parts."""
 
 
 def examples(everything: int) -> int:

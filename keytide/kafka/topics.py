@@ -43,9 +43,10 @@ from keytide.settings.settings import Settings
 log = logging.getLogger(__name__)
 log.addFilter(Repeats())
 
-METADATA_FETCH_WAIT_MS = 50
+START_FETCH_WAIT_MS = 50
 """The dictionary ends with a transaction's marker, which only the end-of-partition event tells; the broker
-gives it after this time (500 ms by default), and every process waits for it at its start."""
+gives it after this time (500 ms by default), and every process waits for it at its start. Afterwards nobody
+does, and asking twenty times a second would be most of what an idle cluster does."""
 
 
 def consumer(settings: Settings, *, group: str | None = None, **overrides: Any) -> Consumer:
@@ -193,15 +194,16 @@ class CatalogReader:
             time.sleep(0.1)
         end = list_offsets(client, self._topic, [0], timeout=max(1.0, deadline - time.monotonic()))[0]
         # From 0: OFFSET_BEGINNING would be looked up half a second later, when the leader is not known yet.
-        self._reader = TopicReader(
-            self._settings, self._topic, {0: 0}, fetch_wait_max_ms=METADATA_FETCH_WAIT_MS
-        )
+        self._reader = TopicReader(self._settings, self._topic, {0: 0}, fetch_wait_max_ms=START_FETCH_WAIT_MS)
         while self._reader.positions.get(0, -1) < end:
             if time.monotonic() > deadline:
                 raise KafkaUnavailableError(
                     f"{self._topic} was not read to its end {end} within {timeout:.0f} s"
                 )
             self.poll(0.1)
+        follower = TopicReader(self._settings, self._topic, {0: self._reader.positions[0]})
+        self._reader.close()
+        self._reader = follower
         return self.catalog
 
     def poll(self, timeout: float = 0.0) -> list[tuple[str, Record | None]]:

@@ -9,7 +9,6 @@ have been sent to the queues of the indexes, as far as projectors send already.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from confluent_kafka import Producer
 from deploy.cluster import LocalCluster
 from tests.integration.world import World, wait_for
 from tests.oracle import Source
+from tests.share import WHOLE_MATRIX
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -295,9 +295,7 @@ PHASES: dict[str, Hold] = {
     "verifying": lambda scene: held_at(scene, "coordinator", "verify-pinned", 1),
 }
 """How a phase is held."""
-SAMPLE = ("reading", "catching-up", "verifying")
-ALL = os.environ.get("KEYTIDE_MATRIX") == "all"
-"""`make soak` holds every phase, `make test` a sample: each takes a minute or more."""
+SAMPLE = ("reading", "catching-up")
 UNHEARD = ("waiting-for-transactions", "sampling")
 """Projectors read no further than the transaction; indexes without splits have no queues yet."""
 NAMES = {"catching-up": {"loading", "catching-up"}}
@@ -314,7 +312,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield world
 
 
-@pytest.mark.parametrize("phase", PHASES if ALL else SAMPLE)
+@pytest.mark.parametrize("phase", PHASES if WHOLE_MATRIX else SAMPLE)
 def test_7_every_change_in_a_phase(world: World, phase: str, tmp_path: Path) -> None:
     scene = Scene(world, phase, tmp_path)
     with PHASES[phase](scene):

@@ -8,7 +8,6 @@ places that have failed in other systems.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from tests.chaos.scene import Batches, Scene
 from tests.chaos.shapes import SHAPES
 from tests.chaos.truncating import cut
 from tests.integration.world import wait_for
+from tests.share import WHOLE_MATRIX
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(900)]
 
@@ -71,9 +71,7 @@ DRIVERS = ("driver", "verify")
 LIVE = POINTS - OF_ROLLBACKS - OF_BUILDS - OF_JOBS - ELSEWHERE
 SAMPLE_LIVE = [
     ("projector-acknowledged", 1),
-    ("delta-committed", 2),
     ("fold-committed", 1),
-    ("fold-settled", 1),
 ]
 SAMPLE_BUILDING = [
     ("driver-before-batch-end", 2),
@@ -84,7 +82,6 @@ CUT, LOST = 1, 300
 """The source partition that loses records, and how many: fewer than come after the build, or that begins
 again."""
 SAMPLE_ROLLBACK = [("step-back-half", 1)]
-ALL = os.environ.get("KEYTIDE_MATRIX") == "all"
 
 
 def _cells(points: Iterable[str]) -> list[tuple[str, int]]:
@@ -177,7 +174,7 @@ def _recovered(scene: Scene, strike: Strike, point: str, count: int) -> None:
         strike.recover()
 
 
-@pytest.mark.parametrize(("point", "count"), _cells(LIVE) if ALL else SAMPLE_LIVE)
+@pytest.mark.parametrize(("point", "count"), _cells(LIVE) if WHOLE_MATRIX else SAMPLE_LIVE)
 def test_a_crash_during_live_load(scene: Scene, point: str, count: int, tmp_path: Path) -> None:
     strike = Strike(scene, point, count, tmp_path)
     strike.arm()
@@ -186,7 +183,7 @@ def test_a_crash_during_live_load(scene: Scene, point: str, count: int, tmp_path
     print(f"{point}:{count} fresh again after {took:.1f} s")
 
 
-@pytest.mark.parametrize(("point", "count"), _cells(LIVE | OF_BUILDS) if ALL else SAMPLE_BUILDING)
+@pytest.mark.parametrize(("point", "count"), _cells(LIVE | OF_BUILDS) if WHOLE_MATRIX else SAMPLE_BUILDING)
 def test_a_crash_during_a_build(cluster: LocalCluster, point: str, count: int, tmp_path: Path) -> None:
     with Scene(cluster, f"{point}-{count}".replace("-", "_"), fill=6_000, per_second=100) as scene:
         (target,) = scene.index("by_id")
@@ -208,7 +205,7 @@ def test_a_crash_during_a_build(cluster: LocalCluster, point: str, count: int, t
         scene.builder.drop(target.name)
 
 
-@pytest.mark.parametrize(("point", "count"), _cells(OF_JOBS) if ALL else SAMPLE_JOBS)
+@pytest.mark.parametrize(("point", "count"), _cells(OF_JOBS) if WHOLE_MATRIX else SAMPLE_JOBS)
 def test_a_crash_during_a_verification(scene: Scene, point: str, count: int, tmp_path: Path) -> None:
     """Another driver does the work of the one that died; what it held is let go."""
     strike = Strike(scene, point, count, tmp_path)
@@ -227,7 +224,9 @@ def test_a_crash_during_a_verification(scene: Scene, point: str, count: int, tmp
     scene.look(f"after a crash at {point}")
 
 
-@pytest.mark.parametrize(("point", "count"), [("", 0), *_cells(OF_ROLLBACKS)] if ALL else SAMPLE_ROLLBACK)
+@pytest.mark.parametrize(
+    ("point", "count"), [("", 0), *_cells(OF_ROLLBACKS)] if WHOLE_MATRIX else SAMPLE_ROLLBACK
+)
 def test_a_crash_during_a_rollback(cluster: LocalCluster, point: str, count: int, tmp_path: Path) -> None:
     """The source loses acknowledged records that bases hold already."""
     name = f"rollback_{point}_{count}".replace("-", "_")

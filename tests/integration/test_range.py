@@ -98,7 +98,7 @@ def built(world: World) -> World:
         f"CREATE INDEX by_v ON {TOPIC} (v) PARTITION BY RANGE(v) SPLIT AT ({', '.join(GIVEN)}) "
         "WITH (defer_build=true)"
     )
-    with Writer(world.bootstrap, TOPIC, 11, _change, per_second=300):
+    with Writer(world.bootstrap, TOPIC, 11, _change, per_second=100):
         build = world.build("by_n", "by_name", "by_v")
         phases = set()
 

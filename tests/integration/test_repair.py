@@ -101,7 +101,7 @@ def test_acceptance_14_differences_go_while_writers_race(world: World) -> None:
     assert all(one["actions"] for one in report["differences"])
     assert (report["repair"]["dry_run"], report["repair"]["corrected"]) == (True, 0)
     assert sum(dry["counts"].values()) == len(planted)
-    with Writer(world.bootstrap, TOPIC, 2, _person, per_second=200) as writer:
+    with Writer(world.bootstrap, TOPIC, 2, _person, per_second=100) as writer:
         writer.written = HOT + QUIET
         status, job = _command(world)
         assert (status, job["state"], job["clean"], job["counts"]) == (0, "DONE", True, {}), job
@@ -125,7 +125,7 @@ def test_a_driver_that_dies_within_a_round_is_followed_by_another(
     world.cluster.arm("coordinator", f"{point}:once={struck}")
     world.cluster.restart("coordinator")
     try:
-        with Writer(world.bootstrap, TOPIC, 4, _person, per_second=200) as writer:
+        with Writer(world.bootstrap, TOPIC, 4, _person, per_second=100) as writer:
             writer.written = HOT + QUIET
             status, job = _command(world)
         assert struck.exists(), "no driver was at the place"
@@ -141,7 +141,7 @@ def test_a_node_that_dies_within_a_round_does_no_harm(world: World, tmp_path: Pa
     hold = tmp_path / "go"
     world.cluster.arm("coordinator", f"repair-corrected:hold={hold}")
     world.cluster.restart("coordinator")
-    with Writer(world.bootstrap, TOPIC, 3, _person, per_second=200) as writer:
+    with Writer(world.bootstrap, TOPIC, 3, _person, per_second=100) as writer:
         writer.written = HOT + QUIET
         job = world.admin.call("POST", f"/v1/indexes/{INDEX}/repair", {})["id"]
         wait_for(hold.with_name("go.held").exists, "the corrections are in the queues")

@@ -67,7 +67,7 @@ def test_brokers_and_leaders_die_and_nobody_is_refused(tmp_path: Path) -> None:
         _the_leader_of_a_build_stands_still(world)
         assert _copies(world) == {0: 2, 1: 2, 2: 2}
         _replicated(world, in_sync=3)
-        with Writer(world.bootstrap, TOPIC, 2, order, per_second=200), Readers(world, range(3)) as readers:
+        with Writer(world.bootstrap, TOPIC, 2, order, per_second=100), Readers(world, range(3)) as readers:
             readers.go_on()
             _a_broker_dies(world, readers)
             _the_leader_dies(world, readers)

@@ -124,11 +124,11 @@ def test_a_build_is_ready_only_verified(world: World) -> None:
 
 
 def test_nothing_is_reported_under_live_writes_and_compaction(world: World) -> None:
-    with Writer(world.bootstrap, PEOPLE, 3, _person, per_second=300) as writer:
+    with Writer(world.bootstrap, PEOPLE, 3, _person, per_second=100) as writer:
         writer.written = 10_000
         job = _verify(world, BY_CITY)
         assert (job["state"], job["clean"]) == ("DONE", True), _report(world, job["id"])
-    with Writer(world.bootstrap, MEMBERS, 4, _moving_mail, per_second=300):
+    with Writer(world.bootstrap, MEMBERS, 4, _moving_mail, per_second=100):
         for _ in range(2):
             job = _verify(world, BY_MAIL)
             assert (job["state"], job["counts"]) == ("DONE", {}), _report(world, job["id"])
