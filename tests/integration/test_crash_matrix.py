@@ -88,6 +88,9 @@ def _cells(points: Iterable[str]) -> list[tuple[str, int]]:
     return [(point, count) for point in sorted(points) for count in (1, 2) if count == 1 or point not in ONCE]
 
 
+ALL_ROLLBACKS = [("", 0), *_cells(OF_ROLLBACKS)]
+
+
 def part_of(point: str) -> str:
     """The part of the cluster that is armed for a place: the one that reaches it, or starts what does."""
     first = point.split("-")[0]
