@@ -1,7 +1,7 @@
 """What a new layout is built from: the entries of the one that it replaces, or the source. Pure (R44).
 
-Where what decides the entries is the same, and an entry holds what tells its slice, the build reads the
-slices of the old layout at one snapshot. That is much less than the source, and may be all that is left of
+Where what decides the entries is the same, and an entry holds what tells its slice, in the old layout as in
+the new one, the build reads the slices of the old layout at one snapshot. That is much less than the source, and may be all that is left of
 records that the source has forgotten. What is written meanwhile comes by the new layout's own queues. Where
 a document was met in two source partitions, its entries do not say all that is known of it: then the source
 is read.
@@ -83,6 +83,8 @@ def other_entries(new: IndexDefinition, old: IndexDefinition) -> str:
         return "where its slices part is found from the source"
     if not new.partitioned_by_id and new.partition_part is None:
         return "entries do not hold what the index is partitioned by"
+    if not old.partitioned_by_id and old.partition_part is None:
+        return "documents were skipped whose slice could not be told"
     return ""
 
 

@@ -109,6 +109,16 @@ def test_other_entries_come_from_the_source(statement: str) -> None:
     assert (build.state, build.seed, build.documents_total) == ("BACKFILL", "", 190)
 
 
+def test_what_was_skipped_for_its_partition_alone_comes_from_the_source() -> None:
+    """A document whose slice could not be told has no entry to begin with, and has one by its id."""
+    by_age, by_id = (
+        parse_statement(f"CREATE INDEX by_city ON people (city) PARTITION BY HASH({by})").definition  # type: ignore[union-attr]
+        for by in ("age", "id")
+    )
+    assert other_entries(by_id, by_age) == "documents were skipped whose slice could not be told"
+    assert not other_entries(by_id, by_id)
+
+
 def test_and_fail_if_that_has_forgotten_records_meanwhile() -> None:
     world = LayoutWorld()
     remember(world, 0, 0)
