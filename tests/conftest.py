@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from deploy.process import port_range
 from indexer.store.fold.worker import FoldWorker
+from tests.waiting import slowness
 
 REPOSITORY = Path(__file__).parents[1]
 CACHES = frozenset({"__pycache__", ".hypothesis", ".pytest_cache", "build"})
@@ -86,8 +87,12 @@ def folds() -> Iterator[FoldWorker]:
     worker.close()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=place)
+    for item in items if slowness() > 1 else ():
+        marker = item.get_closest_marker("timeout")
+        limit = float(marker.args[0] if marker else config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(limit * slowness()), append=False)
 
 
 def place(item: pytest.Item) -> int:

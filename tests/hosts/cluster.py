@@ -28,12 +28,13 @@ from keytide.client import Client
 from keytide.process.worker import Worker, logged
 from tests.hosts.network import Network
 from tests.integration.disks import MIB, NODE_RESERVE, SmallDisk
-from tests.integration.world import World, wait_for
+from tests.integration.world import World
+from tests.waiting import wait_for
 
 TOKEN: Final = "tests-only"
 BROKER, CONTROLLER, COORDINATOR, NODE = 9092, 9093, 8091, 8093
 """Ports, the same on each host."""
-START_S: Final = 120.0
+START_S: Final = 240.0
 RESTART_S: Final = 1.0
 DISK_BYTES: Final = NODE_RESERVE + 600 * MIB
 _CLOCK = Path(__file__).parent / "clock"

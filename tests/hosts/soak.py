@@ -18,7 +18,7 @@ from tests.hosts.cluster import HostCluster, HostWorld
 from tests.hosts.nemeses import Nemeses, Nemesis
 from tests.hosts.network import Network
 from tests.hosts.workload import Workload
-from tests.integration.world import wait_for
+from tests.waiting import wait_for
 
 STRUCK_S: Final = (4.0, 12.0)
 """How long a nemesis goes on: past sessions and heartbeats, or not."""

@@ -17,14 +17,15 @@ from tests.hosts.network import Network, available
 from tests.hosts.soak import soak
 from tests.hosts.workload import prepare
 from tests.integration.orders import INDEX, TOPIC, Readers, by_customer, order
-from tests.integration.world import Writer, wait_for
+from tests.integration.world import Writer
 from tests.share import WHOLE_MATRIX
+from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.spark,
     pytest.mark.fault,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(bool(available()), reason=available()),
 ]
 
@@ -44,7 +45,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HostWorld,
         HostCluster(network, tmp_path_factory.mktemp("hosts")) as cluster,
         HostWorld(cast("LocalCluster", cluster)) as world,
     ):
-        wait_for(lambda: _live(world) == 3, "all nodes are heard", 120)
+        wait_for(lambda: _live(world) == 3, "all nodes are heard", 240)
         options = "(slices=3, defer_build=true)"
         statement = f"CREATE INDEX {INDEX} ON {TOPIC} (customer, total DESC) WITH {options}"
         world.begin(TOPIC, order, 5_000, INDEX, statement)

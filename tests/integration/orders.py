@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, Self
 
 from keytide.process.worker import Worker
-from tests.integration.world import World, wait_for
+from tests.integration.world import World
 from tests.oracle import Source, rows_of, shown
+from tests.waiting import wait_for
 
 TOPIC: Final = "orders"
 INDEX: Final = "orders_customer"

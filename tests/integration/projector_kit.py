@@ -15,7 +15,7 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,18 +42,10 @@ from keytide.settings.settings import load_settings
 from keytide.wire.messages import Activated, HistoryLost, Progress, Segment, SegmentBatch, decode
 from keytide.wire.parts import Assembler
 from tests.integration.three_brokers import ThreeBrokers
+from tests.waiting import wait_for
 
 LIMIT_S = 180.0
 _T = TypeVar("_T")
-
-
-def eventually(condition: Callable[[], _T], what: str, limit: float = LIMIT_S) -> _T:
-    """The condition's value once it is true; an assertion error after `limit` seconds."""
-    deadline = time.monotonic() + limit
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {limit:.0f} s: {what}"
-        time.sleep(0.05)
-    return value
 
 
 @dataclass
@@ -298,7 +290,7 @@ class Rig:
             progress = self.progress()
             return all((topic, p) in progress and progress[topic, p].acked >= end for p, end in ends.items())
 
-        eventually(covered, f"progress of {topic} at {ends}")
+        wait_for(covered, f"progress of {topic} at {ends}")
 
     def slices(self, index: IndexRecord) -> list[Slice]:
         """All that is in the queues of an index now."""

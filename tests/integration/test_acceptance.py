@@ -12,8 +12,9 @@ import pytest
 from kafka import KafkaProducer
 
 from deploy.cluster import LocalCluster
-from tests.integration.world import World, Writer, wait_for
+from tests.integration.world import World, Writer
 from tests.oracle import MISSING
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 

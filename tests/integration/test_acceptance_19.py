@@ -20,7 +20,8 @@ from deploy.cluster import LocalCluster
 from keytide.client import Client
 from keytide.errors import HistoryChangedError, KeytideError, RetryableError
 from tests.integration.three_brokers import ThreeBrokers
-from tests.integration.world import World, Writer, wait_for
+from tests.integration.world import World, Writer
+from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.integration,

@@ -19,9 +19,10 @@ import pytest
 from confluent_kafka import Producer
 
 from deploy.cluster import LocalCluster
-from tests.integration.world import World, wait_for
+from tests.integration.world import World
 from tests.oracle import Source
 from tests.share import WHOLE_MATRIX
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 

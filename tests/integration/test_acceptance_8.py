@@ -14,7 +14,8 @@ from kafka import KafkaProducer
 
 from deploy.cluster import LocalCluster
 from keytide.errors import RetryableError
-from tests.integration.world import World, wait_for
+from tests.integration.world import World
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 

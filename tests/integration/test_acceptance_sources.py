@@ -24,8 +24,9 @@ from kafka import TopicPartition as Place
 
 from deploy import doctor
 from deploy.cluster import LocalCluster
-from tests.integration.world import World, Writer, wait_for
+from tests.integration.world import World, Writer
 from tests.oracle import Source
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 

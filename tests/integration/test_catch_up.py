@@ -16,7 +16,8 @@ from confluent_kafka.admin import AdminClient
 from deploy.cluster import LocalCluster
 from keytide.cli.admin import Admin
 from keytide.errors import HistoryChangedError
-from tests.integration.world import World, Writer, wait_for
+from tests.integration.world import World, Writer
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(900)]
 

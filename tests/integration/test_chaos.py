@@ -15,7 +15,7 @@ from kafka import KafkaAdminClient
 from deploy.process import free_ports
 from keytide.cli.admin import Admin
 from keytide.cli.data_folder import running_pid
-from tests.integration.world import wait_for
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.fault, pytest.mark.timeout(900)]
 LIMIT_S = 180

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from keytide.wire.messages import BuildEnd, HistoryLost, decode
 from tests.integration.conftest import TopicFactory
 from tests.integration.dictionary_reader import DictionaryReader
 from tests.integration.fakes import DRIVER, FakeCluster, started_drivers
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.integration
 LIMIT_S = 120.0
@@ -49,6 +50,7 @@ import logging, sys
 from coordinator.__main__ import run
 from keytide.errors import KeytideError
 from keytide.settings.settings import load_settings
+from tests.waiting import wait_for
 logging.basicConfig(level=logging.INFO, stream=sys.stderr)
 try:
     sys.exit(run(load_settings(), sys.argv[1:]))
@@ -56,14 +58,6 @@ except KeytideError as error:
     print(error.message, file=sys.stderr)
     sys.exit(2)
 """
-
-
-def wait_for(condition: Callable[[], Any], what: str, limit: float = LIMIT_S) -> Any:
-    deadline = time.monotonic() + limit
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"not within {limit:.0f} s: {what}"
-        time.sleep(0.02)
-    return result
 
 
 class Coordinator:

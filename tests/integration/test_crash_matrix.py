@@ -24,8 +24,8 @@ from tests.chaos.run import Target
 from tests.chaos.scene import Batches, Scene
 from tests.chaos.shapes import SHAPES
 from tests.chaos.truncating import cut
-from tests.integration.world import wait_for
 from tests.share import WHOLE_MATRIX
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(900)]
 

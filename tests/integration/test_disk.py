@@ -16,7 +16,7 @@ import pytest
 from deploy.cluster import LocalCluster
 from tests.chaos.scene import Scene
 from tests.integration.disks import MIB, NODE_RESERVE, SmallDisk
-from tests.integration.world import wait_for
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(900)]
 

@@ -15,8 +15,8 @@ from keytide.cli.admin import Admin
 from keytide.client import Client
 from tests.earlier import make
 from tests.integration.test_up import Command, keytide  # noqa: F401  (a fixture)
-from tests.integration.world import wait_for
 from tests.oracle import Row, Source, difference, rows_of
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 ARCHIVES = sorted(Path(make.__file__).parent.glob("*.tar.xz"))

@@ -25,7 +25,8 @@ from keytide.client import Client
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.errors import KeytideError
 from tests.chaos.processes import stopped
-from tests.integration.world import World, Writer, wait_for
+from tests.integration.world import World, Writer
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 

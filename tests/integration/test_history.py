@@ -23,7 +23,8 @@ from projector.progress.events import Key
 from projector.service.source import GroupMember
 from projector.service.transport import KafkaTransport
 from tests.integration.projector_kit import Rig
-from tests.integration.three_brokers import ThreeBrokers, eventually
+from tests.integration.three_brokers import ThreeBrokers
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.fault, pytest.mark.timeout(900)]
 
@@ -75,7 +76,7 @@ def epoch_below(settings: Settings, topic: str, start: int, end: int) -> int:
 
     try:
         source.subscribe([topic])
-        eventually(came, "the end is met")
+        wait_for(came, "the end is met")
         assert source.epoch_below(key, end + 1) == -1, "nothing is known past the position"
         return source.epoch_below(key, end)
     finally:
@@ -95,7 +96,7 @@ def test_elections_that_lose_nothing_move_no_place(
     assert before.branches == ((0, 10),)
     assert (before.low, before.high, before.stable, before.leader_epoch) == (0, 10, 10, 0)
     brokers.kill(1)
-    eventually(lambda: brokers.leader(topic, 0) == 2, "the follower leads")
+    wait_for(lambda: brokers.leader(topic, 0) == 2, "the follower leads")
     fill(brokers, topic, 0, 5)
     after = log_history(settings, topic, TIMEOUT_S).partitions[0]
     assert [end for _, end in after.branches] == [10, 15]
@@ -120,7 +121,7 @@ def test_unclean_elections_again_and_again(brokers: ThreeBrokers, settings: Sett
     assert diverging(settings, topic, places, TIMEOUT_S) == {0: Place(20, first)}
     assert diverging(settings, topic, {0: Place(20, 0)}, TIMEOUT_S) == {}
     assert diverging(settings, topic, {0: Place(25, -1)}, TIMEOUT_S) == {}, "only the offset is known"
-    eventually(lambda: len(brokers.in_sync(topic, 0)) == 2, "the old leader has followed")
+    wait_for(lambda: len(brokers.in_sync(topic, 0)) == 2, "the old leader has followed")
 
     brokers.lose(topic, 0, lambda: fill(brokers, topic, 0, 9, "lost again"))
     second = log_history(settings, topic, TIMEOUT_S).partitions[0].leader_epoch
@@ -156,14 +157,14 @@ def test_markers_of_a_later_epoch_are_no_loss(brokers: ThreeBrokers, settings: S
     writer.produce(topic, b"{}", b"a", 0)
     assert writer.flush(30) == 0
     brokers.kill(2)
-    eventually(lambda: brokers.leader(topic, 0) == 1, "the follower leads")
+    wait_for(lambda: brokers.leader(topic, 0) == 1, "the follower leads")
     writer.commit_transaction(30)
 
     def marked() -> bool:
         known = log_history(settings, topic, TIMEOUT_S).partitions[0]
         return known.stable == known.high == 2
 
-    eventually(marked, "the marker is written")
+    wait_for(marked, "the marker is written")
     newest = log_history(settings, topic, TIMEOUT_S).partitions[0].leader_epoch
     assert diverging(settings, topic, {0: Place(2, 0)}, TIMEOUT_S) == {0: Place(1, newest)}, (
         "it may be another record"
@@ -187,7 +188,7 @@ def test_a_topic_made_anew_has_another_id_and_no_past(
     old = log_history(settings, topic, TIMEOUT_S)
     assert old.topic_id == describe_topics(brokers.admin, [topic])[topic].id
     delete_topic(brokers.admin, topic)
-    eventually(lambda: log_history(settings, topic, TIMEOUT_S).topic_id == "", "the topic is gone")
+    wait_for(lambda: log_history(settings, topic, TIMEOUT_S).topic_id == "", "the topic is gone")
     brokers.create(topic, [[1, 2]])
     fill(brokers, topic, 0, 4)
     new = log_history(settings, topic, TIMEOUT_S)
@@ -201,12 +202,12 @@ def test_a_partition_without_a_leader_is_asked_again(
     brokers.create(topic, [[1], [2]], unclean=False)
     fill(brokers, topic, 1, 3)
     brokers.kill(1)
-    eventually(lambda: brokers.leader(topic, 0) == -1, "nobody leads")
+    wait_for(lambda: brokers.leader(topic, 0) == -1, "nobody leads")
     with pytest.raises(KafkaUnavailableError, match="not to be had"):
         log_history(settings, topic, 2.0)
     assert diverging(settings, topic, {1: Place(3, 0)}, TIMEOUT_S) == {}, "the others can be asked"
     brokers.restart(1)
-    eventually(lambda: brokers.leader(topic, 0) == 1, "it leads again")
+    wait_for(lambda: brokers.leader(topic, 0) == 1, "it leads again")
     assert diverging(settings, topic, {0: Place(0), 1: Place(3, 0)}, TIMEOUT_S) == {}
 
 
@@ -231,11 +232,11 @@ def test_clean_elections_under_a_projector_are_no_loss(
                 assert writer.flush(30) == 0
                 if city == "b":
                     brokers.kill(leader)
-                    eventually(partial(_leads, brokers, topic, 3 - leader), "the other leads")
+                    wait_for(partial(_leads, brokers, topic, 3 - leader), "the other leads")
                 writer.commit_transaction(30)
                 if city == "b":
                     brokers.restart(leader)
-                    eventually(lambda: len(brokers.in_sync(topic, 0)) == 2, "it has followed")
+                    wait_for(lambda: len(brokers.in_sync(topic, 0)) == 2, "it has followed")
             rig.wait_acked(topic, rig.ends(topic, 1))
         assert not any(isinstance(report, HistoryLost) for report in rig.reports)
         assert rig.log().count("is on the log of leader epoch") >= 2, "new leaders were asked"
@@ -259,17 +260,17 @@ def test_a_controller_that_is_gone_is_not_waited_for(
     def confirmed() -> bool:
         answers.clear()
         ids.put(ConfirmTopic(topic, 1))
-        eventually(lambda: bool(answers), "the question is answered, if only by an error")
+        wait_for(lambda: bool(answers), "the question is answered, if only by an error")
         return answers[0].topic_id == known
 
-    eventually(confirmed, "the topic is confirmed")
+    wait_for(confirmed, "the topic is confirmed")
     try:
         for works in (lambda: describe_topics(client, [topic])[topic].id == known, confirmed):
             with admin(settings) as other:
                 gone = other.list_topics(timeout=TIMEOUT_S).controller_id
             brokers.kill(gone)
             try:
-                eventually(works, f"another than {gone} answers", 60)
+                wait_for(works, f"another than {gone} answers", 60)
             finally:
                 brokers.restart(gone)
     finally:

@@ -64,19 +64,13 @@ from tests.simulation.wire import (
     slice_of_key,
 )
 from tests.unit.scan_world import of_the_cluster
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 KEYSPACE, INDEX, BUILD, NODE = "src", "i-1", "b-1", "n1"
 SLICES, PARTITIONS, IDS = 2, 2, 60
 LIMIT_S = 120.0
-
-
-def wait_for(condition: Callable[[], object], what: Callable[[], str], limit: float = LIMIT_S) -> None:
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {limit} s: {what()}"
-        time.sleep(0.005)
 
 
 class Bench:

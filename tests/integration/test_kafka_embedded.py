@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -27,16 +26,9 @@ from keytide.errors import CallerError
 from keytide.kafka.identity import KafkaIdentity, WrongKafkaError
 from keytide.settings.settings import load_settings
 from tests.integration.conftest import TopicFactory
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.integration
-
-
-def wait_for(condition: Callable[[], bool], what: str, limit: float = 30.0) -> None:
-    deadline = time.monotonic() + limit
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not after {limit} s: {what}")
-        time.sleep(0.02)
 
 
 def read_all(bootstrap: str, topic: str, count: int) -> list[tuple[bytes | None, bytes | None]]:

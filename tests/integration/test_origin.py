@@ -24,8 +24,9 @@ from deploy.cluster import LocalCluster
 from deploy.java import find_java
 from keytide.errors import KeytideError
 from tests.chaos.processes import send
-from tests.integration.world import World, Writer, wait_for
+from tests.integration.world import World, Writer
 from tests.oracle import Source
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 

@@ -27,7 +27,8 @@ from keytide.kafka.admin import create_topic, delete_topic, describe_topics, top
 from keytide.kafka.topics import consumer
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import HistoryLost
-from tests.integration.projector_kit import Rig, Slice, eventually
+from tests.integration.projector_kit import Rig, Slice
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -139,13 +140,13 @@ def test_projectors_share_rebalance_and_survive_kill_9(rig: Rig) -> None:
 
     with Writer(rig, topic, 4, seed=1) as writer:
         first = rig.start()
-        eventually(lambda: len(owners()) == 4, "the first has all partitions")
+        wait_for(lambda: len(owners()) == 4, "the first has all partitions")
         second = rig.start()
-        eventually(lambda: len(set(owners().values())) == 2, "two share the partitions")
+        wait_for(lambda: len(set(owners().values())) == 2, "two share the partitions")
         rig.kill(first)
         third = rig.start()
         killed_at = writer.written
-        eventually(lambda: writer.written > killed_at + 3_000, "writes go on")
+        wait_for(lambda: writer.written > killed_at + 3_000, "writes go on")
         rig.wait_acked(topic, rig.ends(topic, 4))
         second.terminate(20)
         assert second.returncode == 0
@@ -178,7 +179,7 @@ def test_transactions_markers_and_aborted_records(rig: Rig) -> None:
         else:
             writer.commit_transaction(30)
     ends = {0: 24, 1: 24}
-    eventually(lambda: rig.ends(topic, 2) == ends, "the end lies past the last marker")
+    wait_for(lambda: rig.ends(topic, 2) == ends, "the end lies past the last marker")
     rig.wait_acked(topic, ends)
     writer.begin_transaction()
     writer.produce(topic, b'{"city": "open"}', b"doc-0", 0)
@@ -191,7 +192,7 @@ def test_transactions_markers_and_aborted_records(rig: Rig) -> None:
     assert all(b"doc-2" not in one.newest for one in slices), "not past the open transaction"
     writer.abort_transaction(30)
     aborted = {0: 27, 1: 25}  # the open record, the one behind it, the marker
-    eventually(lambda: rig.ends(topic, 2) == aborted, "the end lies past the marker of the abort")
+    wait_for(lambda: rig.ends(topic, 2) == aborted, "the end lies past the marker of the abort")
     rig.wait_acked(topic, aborted)
     check(rig, index, {0: 0, 1: 0})
 
@@ -225,7 +226,7 @@ def test_records_that_cannot_be_indexed_are_skips_and_deletes(rig: Rig) -> None:
     assert held == {b"f": [["last"]]}, "a version that cannot be indexed is a delete"
     for one in slices:
         assert set(one.newest) == {b"a", b"b", b"c", b"d", b"e", b"f"}
-    outcomes = eventually(lambda: rig.outcomes(index.id), "outcomes")
+    outcomes = wait_for(lambda: rig.outcomes(index.id), "outcomes")
     assert outcomes["bad-id"] == 4
     assert outcomes["not-json"] == 2
     assert outcomes["leading-key-missing"] == 1
@@ -237,16 +238,16 @@ def test_a_build_begins_at_the_end_and_its_activation_is_reported(rig: Rig) -> N
     first = rig.index("by-city-1", f"CREATE INDEX by_city ON {topic} (city) WITH (slices=2)")
     rig.build(first)
     rig.start()
-    eventually(lambda: len(rig.activations(1)) == 2, "activated")
+    wait_for(lambda: len(rig.activations(1)) == 2, "activated")
     starts = rig.activations(1)
     assert starts == {0: 500, 1: 500}, "history is the backfill's"
     with Writer(rig, topic, 2, seed=2) as writer:
-        eventually(lambda: writer.written > 1_000, "writes")
+        wait_for(lambda: writer.written > 1_000, "writes")
         second = rig.index("by-n-2", f"CREATE INDEX by_n ON {topic} (n) WITH (slices=3)", version=2)
         rig.build(second, version=2)
-        eventually(lambda: len(rig.activations(2)) == 2, "the second index is activated")
+        wait_for(lambda: len(rig.activations(2)) == 2, "the second index is activated")
         at = writer.written
-        eventually(lambda: writer.written > at + 1_000, "writes")
+        wait_for(lambda: writer.written > at + 1_000, "writes")
     rig.wait_acked(topic, rig.ends(topic, 2))
     check(rig, first, starts)
     later = rig.activations(2)
@@ -265,7 +266,7 @@ def test_activation_is_repeated_until_the_build_has_recorded_it(rig: Rig) -> Non
         rig.progress()
         return sum(hasattr(report, "partition") for report in rig.reports)
 
-    eventually(lambda: told() > 5, "told again and again")
+    wait_for(lambda: told() > 5, "told again and again")
     rig.put(
         BuildRecord(
             index.build or "", topic, [index.id], "BACKFILL", Timestamp.of({0: 0}), 0, low_watermark={0: 0}
@@ -279,7 +280,7 @@ def test_activation_is_repeated_until_the_build_has_recorded_it(rig: Rig) -> Non
             hasattr(report, "partition") for report in rig.reports[-10:]
         )
 
-    eventually(quiet, "told no more")
+    wait_for(quiet, "told no more")
 
 
 def test_new_source_partitions_are_read_from_their_beginning(rig: Rig) -> None:
@@ -288,9 +289,9 @@ def test_new_source_partitions_are_read_from_their_beginning(rig: Rig) -> None:
     index = rig.index("by-city-1", f"CREATE INDEX by_city ON {topic} (city) WITH (slices=2)")
     rig.build(index)
     rig.start()
-    eventually(lambda: rig.activations(1).get(0) == 100, "activated")
+    wait_for(lambda: rig.activations(1).get(0) == 100, "activated")
     rig.admin.create_partitions([NewPartitions(topic, 2)])[topic].result(30)
-    eventually(
+    wait_for(
         lambda: len(rig.producer.list_topics(topic).topics[topic].partitions) == 2, "the partition is there"
     )
     for number in range(50):
@@ -304,11 +305,11 @@ def test_an_idle_source_is_heard_of_on_every_heartbeat(rig: Rig) -> None:
     index = rig.index("by-city-1", f"CREATE INDEX by_city ON {topic} (city) WITH (slices=2)")
     rig.build(index, everything=True)
     rig.start(heartbeat_ms="50")
-    eventually(lambda: rig.slices(index)[0].versions[1] > 10, "empty segments")
+    wait_for(lambda: rig.slices(index)[0].versions[1] > 10, "empty segments")
     for one in rig.slices(index):
         assert one.positions == {0: 0, 1: 0}
         assert not one.heard
-    lines = eventually(rig.progress, "progress")
+    lines = wait_for(rig.progress, "progress")
     assert all(line.fresh_at > 0 and line.end == 0 for line in lines.values())
 
 
@@ -341,7 +342,7 @@ def set_limit(rig: Rig, index: IndexRecord, size: int) -> None:
     resource = ConfigResource(ConfigResource.Type.TOPIC, name, incremental_configs=[entry])
     for future in rig.admin.incremental_alter_configs([resource]).values():
         future.result(30)
-    eventually(lambda: topic_config(rig.admin, name)["max.message.bytes"] == str(size), "the limit is set")
+    wait_for(lambda: topic_config(rig.admin, name)["max.message.bytes"] == str(size), "the limit is set")
 
 
 def test_failed_sends_are_sent_again_without_a_gap(rig: Rig) -> None:
@@ -354,7 +355,7 @@ def test_failed_sends_are_sent_again_without_a_gap(rig: Rig) -> None:
     rig.wait_acked(topic, rig.ends(topic, 2))
     set_limit(rig, bad, 2_000)
     write_cities(rig, topic, 2, 3_000)
-    eventually(lambda: "are given up and will be sent again" in rig.log(), "a reset")
+    wait_for(lambda: "are given up and will be sent again" in rig.log(), "a reset")
     acked = {p: rig.progress()[topic, p].acked for p in (0, 1)}
     assert acked != rig.ends(topic, 2), "what a queue refuses is not acknowledged"
     set_limit(rig, bad, 32 * 1024 * 1024)
@@ -369,12 +370,12 @@ def test_one_dead_queue_does_not_hold_back_the_keyspace_for_ever(rig: Rig) -> No
     bad = rig.index("bad-2", f"CREATE INDEX bad ON {topic} (n) WITH (slices=1)")
     rig.build(good, bad, everything=True)
     rig.start(queue_unavailable_s="3")
-    eventually(lambda: rig.activations(1), "activated")
+    wait_for(lambda: rig.activations(1), "activated")
     set_limit(rig, bad, 600)
     write_cities(rig, topic, 1, 2_000)
     rig.wait_acked(topic, rig.ends(topic, 1))
     check(rig, good, {0: 0})
-    assert eventually(lambda: rig.outcomes(bad.id), "outcomes")["queue-unavailable"] == 1
+    assert wait_for(lambda: rig.outcomes(bad.id), "outcomes")["queue-unavailable"] == 1
     assert "a queue of index bad-2 took nothing" in rig.log()
 
 
@@ -392,7 +393,7 @@ def test_a_dropped_index_counts_as_acknowledged(rig: Rig) -> None:
     rig.put(replace(gone, state="DROPPING", version=2))
     rig.keyspace(topic, 2)
     rig.wait_acked(topic, rig.ends(topic, 1))
-    eventually(lambda: rig.progress()[topic, 0].version == 2, "deactivation is committed")
+    wait_for(lambda: rig.progress()[topic, 0].version == 2, "deactivation is committed")
     check(rig, kept, {0: 0})
 
 
@@ -405,12 +406,12 @@ def test_without_indexes_nothing_is_read_until_the_next_build(rig: Rig) -> None:
     rig.wait_acked(topic, {0: 100})
     rig.put(replace(first, state="DROPPING", version=2))
     rig.keyspace(topic, 2)
-    eventually(lambda: rig.progress()[topic, 0].version == 2, "deactivated")
+    wait_for(lambda: rig.progress()[topic, 0].version == 2, "deactivated")
     write_cities(rig, topic, 1, 100)
     rig.ends(topic, 1)
     second = rig.index("second-2", f"CREATE INDEX second ON {topic} (n) WITH (slices=1)", version=3)
     rig.build(second, version=3)
-    eventually(lambda: rig.activations(3).get(0) == 200, "activated at the end")
+    wait_for(lambda: rig.activations(3).get(0) == 200, "activated at the end")
     write_cities(rig, topic, 1, 50)
     rig.wait_acked(topic, {0: 250})
     check(rig, second, {0: 200}, keys=lambda d: [[d["n"]]])
@@ -430,7 +431,7 @@ def test_a_topic_made_anew_is_refused_until_the_rollback_and_read_from_its_begin
     if meanwhile == "stopped":
         child.terminate(20)
     delete_topic(rig.admin, topic)
-    eventually(lambda: create_topic(rig.admin, topic, 1), "made anew")
+    wait_for(lambda: create_topic(rig.admin, topic, 1), "made anew")
     write_cities(rig, topic, 1, 50)
     rig.producer.flush()
     if meanwhile == "stopped":
@@ -441,15 +442,15 @@ def test_a_topic_made_anew_is_refused_until_the_rollback_and_read_from_its_begin
         rig.progress()
         return [report for report in rig.reports if isinstance(report, HistoryLost)]
 
-    lost = eventually(told, "the loss is told")[-1]
+    lost = wait_for(told, "the loss is told")[-1]
     assert (lost.partition, lost.incarnation, lost.topic_id) == (0, 0, anew)
     assert rig.slices(index)[0].positions == {0: 100}
     rollback = RollbackRecord(topic, 1, -1, Timestamp(), anew, "recreated", 0)
     rig.put(rollback, KeyspaceRecord(topic, anew, 1, 1, 1))
-    eventually(lambda: rig.slices(index)[0].incarnation == 1, "it goes on")
+    wait_for(lambda: rig.slices(index)[0].incarnation == 1, "it goes on")
     write_cities(rig, topic, 1, 30)
     end = rig.ends(topic, 1)
-    eventually(lambda: rig.slices(index)[0].positions == end, "all is sent")
+    wait_for(lambda: rig.slices(index)[0].positions == end, "all is sent")
     check(rig, index, {0: 0})
 
 
@@ -499,4 +500,4 @@ def test_metrics_are_served(rig: Rig) -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             return f'keytide_projector_documents_total{{keyspace="{topic}"}} 100.0' in answer.read().decode()
 
-    eventually(documents, "100 documents are counted")
+    wait_for(documents, "100 documents are counted")

@@ -17,7 +17,8 @@ from kafka import KafkaProducer
 
 from deploy.cluster import LocalCluster
 from tests.chaos.processes import send
-from tests.integration.world import World, Writer, wait_for
+from tests.integration.world import World, Writer
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 

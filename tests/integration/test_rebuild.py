@@ -21,7 +21,8 @@ from keytide.errors import KeytideError, RetryableError
 from keytide.model.topics import Topics
 from keytide.settings.settings import load_settings
 from tests.chaos.processes import send
-from tests.integration.world import World, Writer, wait_for
+from tests.integration.world import World, Writer
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(900)]
 

@@ -19,7 +19,8 @@ from indexer.store.interface import StoredDocument
 from keytide.collation import encode_key
 from keytide.model.entry import pack_value
 from tests.integration.planting import Base, durable_timestamp, planting
-from tests.integration.world import World, Writer, wait_for
+from tests.integration.world import World, Writer
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 

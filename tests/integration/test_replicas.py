@@ -21,8 +21,9 @@ from keytide.client import Page
 from keytide.errors import KeytideError, RetryableError
 from tests.chaos.processes import stopped
 from tests.integration.orders import INDEX, TOPIC, Follower, Readers, by_customer, order
-from tests.integration.world import World, Writer, wait_for
+from tests.integration.world import World, Writer
 from tests.share import WHOLE_MATRIX
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(600)]
 

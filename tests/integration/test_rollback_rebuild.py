@@ -13,7 +13,8 @@ import pytest
 
 from deploy.cluster import LocalCluster
 from tests.chaos.truncating import cut
-from tests.integration.world import World, Writer, wait_for
+from tests.integration.world import World, Writer
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(900)]
 

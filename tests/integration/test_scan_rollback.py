@@ -18,19 +18,10 @@ from keytide.client import Client, Page
 from keytide.collation import encode_key
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.errors import HistoryChangedError, KeytideError
-from tests.integration.test_indexer import (
-    FOLDS,
-    INDEX,
-    KEYSPACE,
-    LIMIT_S,
-    NODE,
-    SLICES,
-    Bench,
-    build,
-    wait_for,
-)
+from tests.integration.test_indexer import FOLDS, INDEX, KEYSPACE, LIMIT_S, NODE, SLICES, Bench, build
 from tests.simulation.oracle import History, entries_at
 from tests.simulation.wire import Version
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 

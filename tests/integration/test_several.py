@@ -25,7 +25,8 @@ from keytide.cli.data_folder import read_state
 from keytide.errors import RetryableError
 from tests.chaos.processes import stopped
 from tests.integration.orders import INDEX, TOPIC, Readers, by_customer, order
-from tests.integration.world import World, Writer, wait_for
+from tests.integration.world import World, Writer
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(600)]
 

@@ -23,7 +23,7 @@ from tests.chaos.copies import copy_tails
 from tests.chaos.faults import fresh_again
 from tests.chaos.processes import Processes, family, send, slow, stopped
 from tests.chaos.scene import Scene
-from tests.integration.world import wait_for
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(900)]
 

@@ -12,7 +12,8 @@ import pytest
 from deploy.cluster import LocalCluster
 from deploy.process import ChildProcess
 from tests.integration.standalone import StandaloneCluster
-from tests.integration.world import World, Writer, wait_for
+from tests.integration.world import World, Writer
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(900)]
 

@@ -20,8 +20,9 @@ from deploy.process import ChildProcess, free_ports
 from keytide.cli.admin import Admin
 from keytide.client import Client
 from keytide.errors import KeytideError, RetryableError
-from tests.integration.world import World, wait_for
+from tests.integration.world import World
 from tests.unit.certificates import Authority
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
 

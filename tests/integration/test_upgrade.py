@@ -23,7 +23,8 @@ from keytide.model.protocol import NEEDED, SPOKEN
 from keytide.model.topics import Topics
 from keytide.settings.settings import load_settings
 from tests.earlier import release
-from tests.integration.world import World, Writer, wait_for
+from tests.integration.world import World, Writer
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
 

@@ -11,7 +11,8 @@ import pytest
 
 from deploy.cluster import LocalCluster
 from keytide.errors import KeytideError
-from tests.integration.world import World, Writer, wait_for
+from tests.integration.world import World, Writer
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,19 +22,12 @@ from deploy.jars import broker_classpath
 from deploy.java import find_java
 from deploy.kafka import _LOG4J, MESSAGE_MAX_BYTES, new_cluster_id
 from deploy.process import ChildProcess, free_ports
+from tests.waiting import wait_for
 
 LIMIT_S = 180.0
 CONTROLLER = 100
 BROKERS = (1, 2, 3)
 _JVM = ("-Xms64m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-
-
-def eventually(condition: Callable[[], bool], what: str, limit: float = LIMIT_S) -> None:
-    """Wait for a condition, with a limit."""
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {limit:.0f} s: {what}"
-        time.sleep(0.05)
 
 
 class ThreeBrokers:
@@ -72,7 +64,7 @@ class ThreeBrokers:
             self._format(node)
         for node in self.ports:
             self.nodes[node].start()
-        eventually(lambda: len(self.alive()) == len(BROKERS), "three brokers answer")
+        wait_for(lambda: len(self.alive()) == len(BROKERS), "three brokers answer")
         return self
 
     def stop(self) -> None:
@@ -167,12 +159,12 @@ class ThreeBrokers:
     def kill(self, broker: int) -> None:
         """kill -9, and wait until the cluster has noticed."""
         self.nodes[broker].kill()
-        eventually(lambda: broker not in self.alive(), f"broker {broker} is gone")
+        wait_for(lambda: broker not in self.alive(), f"broker {broker} is gone")
 
     def restart(self, broker: int) -> None:
         """Start a broker that was killed, and wait until it is there."""
         self.nodes[broker].start()
-        eventually(lambda: broker in self.alive(), f"broker {broker} is back")
+        wait_for(lambda: broker in self.alive(), f"broker {broker} is back")
 
     @contextmanager
     def stopped(self, *brokers: int) -> Iterator[None]:
@@ -198,7 +190,7 @@ class ThreeBrokers:
         }
         new = NewTopic(topic, len(assignment), replica_assignment=assignment, config=settings)
         self.admin.create_topics([new])[topic].result(30)
-        eventually(
+        wait_for(
             lambda: all(self.leader(topic, p) == brokers[0] for p, brokers in enumerate(assignment)),
             f"{topic} has its leaders",
         )
@@ -235,11 +227,11 @@ class ThreeBrokers:
         leader = self.leader(topic, partition)
         (follower,) = self.replicas(topic, partition) - {leader}
         self.kill(follower)
-        eventually(lambda: self.in_sync(topic, partition) == {leader}, "the follower is out of sync")
+        wait_for(lambda: self.in_sync(topic, partition) == {leader}, "the follower is out of sync")
         lost()
         self.kill(leader)
         self.restart(follower)
-        eventually(lambda: self.leader(topic, partition) == follower, "the follower leads")
+        wait_for(lambda: self.leader(topic, partition) == follower, "the follower leads")
         if not keep_down:
             self.restart(leader)
 

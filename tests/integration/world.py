@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,20 +24,11 @@ from keytide.settings.settings import load_settings
 from tests.chaos.processes import stopped
 from tests.integration.dictionary_reader import DictionaryReader
 from tests.oracle import Keys, Row, Source, difference, rows_of
+from tests.waiting import wait_for
 
 LIMIT_S = 300.0
 Change = Callable[[random.Random, int], tuple[str, Any]]
 """(random, number) -> (id, document or None for a delete)."""
-
-
-def wait_for(condition: Callable[[], bool], what: str, limit: float = LIMIT_S) -> None:
-    """Wait for a condition, with a limit."""
-    began = time.monotonic()
-    while not condition():
-        waited = time.monotonic() - began
-        if waited > limit:
-            raise AssertionError(f"not within {limit:.0f} s: {what}")
-        time.sleep(min(0.1, max(0.02, waited / 20)))  # asking takes time from what is waited for
 
 
 @dataclass(slots=True)

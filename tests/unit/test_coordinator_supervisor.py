@@ -7,8 +7,7 @@ import fcntl
 import json
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ from keytide.catalog.records import BuildRecord, BuildState, JobRecord, JobState
 from keytide.model.timestamp import Timestamp
 from keytide.process.attempt import this_attempt
 from keytide.settings.settings import load_settings
+from tests.waiting import wait_for
 
 LIMIT_S = 20.0
 
@@ -47,13 +47,6 @@ while not os.path.exists(os.environ["GO"]):
 def up(folder: Path) -> bool:
     log = folder / "driver.log"
     return log.exists() and "up" in log.read_text()
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 class Watched:

@@ -21,7 +21,8 @@ from indexer.store.fold.worker import WORKER_DIED, WORKER_STALLED, FoldWorker, _
 from indexer.store.interface import Applied
 from keytide.errors import RetryableError
 from tests.store_kit import SMALL, all_rows, lmdb_store, segments, state
-from tests.unit.test_store_fold import alive, documents, wait_for
+from tests.unit.test_store_fold import alive, documents
+from tests.waiting import wait_for
 
 PATIENT_S, IMPATIENT_S = 20.0, 1.0
 """A process that is just starting may be silent for seconds where the tests have a busy machine."""

@@ -39,15 +39,9 @@ from keytide.settings.settings import load_settings
 from keytide.wire.messages import Leading, Published, StabilityTimestamp, encode
 from tests.unit.scan_world import KEYSPACE, World
 from tests.unit.test_api import serving, world_of_cities
+from tests.waiting import wait_for
 
 LIMIT_S = 20.0
-
-
-def wait_for(condition: Any, what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {LIMIT_S:.0f} s: {what}"
-        time.sleep(0.005)
 
 
 def stamp(world: World, number: int) -> bytes:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,20 +16,13 @@ import pytest
 
 from deploy.process import ChildDiedError, ChildProcess, NotReadyError, free_ports, is_free
 from keytide.errors import CallerError, ConfigurationError
+from tests.waiting import wait_for
 
 SLEEPER = "import time; print('ready', flush=True); time.sleep(600)"
 
 
 def python(tmp_path: Path, code: str) -> ChildProcess:
     return ChildProcess("a child", [sys.executable, "-c", textwrap.dedent(code)], log=tmp_path / "log")
-
-
-def wait_for(condition: Callable[[], bool], what: str, limit: float = 20.0) -> None:
-    deadline = time.monotonic() + limit
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not after {limit} s: {what}")
-        time.sleep(0.02)
 
 
 def gone(pid: int) -> bool:

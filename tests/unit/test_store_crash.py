@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +12,7 @@ import pytest
 
 from indexer.store.fold.worker import FoldWorker
 from tests.store_kit import SMALL, all_rows, key, lmdb_store
-
-
-def wait_for(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
+from tests.waiting import wait_for
 
 
 def alive(pid: int) -> bool:

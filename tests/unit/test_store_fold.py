@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,11 +19,13 @@ from indexer.store.lmdb import store as lmdb_store_module
 from indexer.store.lmdb.store import LmdbSliceStore
 from keytide.errors import InvariantViolationError, RetryableError
 from tests.store_kit import SMALL, Version, all_rows, chunks, key, lmdb_store, rows_of, segments, state
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 ONE_FOLD = """
 import sys
 from indexer.store.fold.fold import FoldJob, run_fold
+from tests.waiting import wait_for
 sys.stdout.buffer.write(run_fold(FoldJob.from_line(sys.stdin.buffer.read())).to_line())
 """
 
@@ -64,13 +64,6 @@ def documents(first: int, count: int, text: str = "k") -> list[Version]:
         Version(b"d%05d" % n, 0, n, entries=((key(f"{text}{n % 97}"), b""),))
         for n in range(first, first + count)
     ]
-
-
-def wait_for(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def alive(pid: int) -> bool:
