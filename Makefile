@@ -60,7 +60,7 @@ check: lint
 	$(PYTEST) -n 3 --dist worksteal -m "not slow" $(FAST)
 
 test: lint archive
-	KEYTIDE_EXAMPLES=all $(PYTEST) -n 3 --dist worksteal $(FAST)
+	$(PYTEST) -n 3 --dist worksteal $(FAST)
 	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/integration tests/hosts tests/browser
 
 # Three hosts to try things on, as root.
@@ -78,8 +78,8 @@ bench: jars
 
 soak: jars
 	$(BIN)/python -m tests.soak
-	KEYTIDE_MATRIX=all $(PYTEST) -m fault tests/integration tests/hosts
-	KEYTIDE_MATRIX=all $(PYTEST) tests/integration/test_acceptance_7.py
+	KEYTIDE_EXAMPLES=all $(PYTEST) -n 3 --dist worksteal $(FAST)
+	KEYTIDE_MATRIX=all $(PYTEST) tests/integration tests/hosts
 	$(BIN)/python -m tests.chaos --minutes $${KEYTIDE_MINUTES:-60} --seed $${KEYTIDE_SEED:-1} $(ARGS)
 	$(BIN)/python -m tests.hosts --soak --minutes 10 --seed $${KEYTIDE_SEED:-1}
 

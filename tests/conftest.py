@@ -1,5 +1,6 @@
 """What all tests share: a run in which a skipped test is a failure, an order that keeps all workers busy,
-ports that no other worker takes, and examples of Hypothesis that may take their time.
+files that take turns by the day, ports that no other worker takes, and examples of Hypothesis that may take
+their time.
 
 With `KEYTIDE_NO_SKIPS=1` (CI), a run with any skipped test ends with exit status 1 and names them, so that a
 part that is missing on the machine can never look like success; and Hypothesis tries the same examples in
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from deploy.process import port_range
 from indexer.store.fold.worker import FoldWorker
+from tests import share
 from tests.waiting import slowness
 
 REPOSITORY = Path(__file__).parents[1]
@@ -54,6 +56,24 @@ LONGEST_FIRST = (
 """Files of `integration/` and `browser/`, by how long they take. A long one that comes last leaves the other
 workers with nothing to do."""
 
+TAKE_TURNS = (
+    *("crash_matrix", "replicas", "stalls", "build_control", "disk", "acceptance_19", "rebuild", "several"),
+    *("restarts", "acceptance_7", "origin", "range", "acceptance_8", "history", "rollback_rebuild"),
+    *(
+        "hot_slices",
+        "queue_bound",
+        "catch_up",
+        "standalone",
+        "chaos",
+        "lagging",
+        "verify_waits",
+        "tls_cluster",
+    ),
+    "roles",
+)
+"""Files of `integration/` that strike at the real parts, or start a cluster of their own for one thing, the
+longest first: a third of them has its turn on a day. The simulation tries all of it in each run."""
+
 # Here, before any test module is read: `@settings` takes over what is loaded when it is written.
 settings.register_profile(
     "keytide", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=NO_SKIPS
@@ -88,11 +108,22 @@ def folds() -> Iterator[FoldWorker]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not any(".py" in argument for argument in config.args):  # who names a file wants it
+        others = [item for item in items if not has_turn(item.path)]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if has_turn(item.path)]
     items.sort(key=place)
     for item in items if slowness() > 1 else ():
         marker = item.get_closest_marker("timeout")
         limit = float(marker.args[0] if marker else config.getini("timeout"))
         item.add_marker(pytest.mark.timeout(limit * slowness()), append=False)
+
+
+def has_turn(file: Path) -> bool:
+    """Whether a test file is tried today."""
+    name = file.stem.removeprefix("test_")
+    takes_turns = file.parent.name == "integration" and name in TAKE_TURNS
+    return not takes_turns or share.has_turn(TAKE_TURNS.index(name))
 
 
 def place(item: pytest.Item) -> int:

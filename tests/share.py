@@ -1,5 +1,7 @@
-"""How much of what is generated a run tries: everything with `KEYTIDE_EXAMPLES=all` (`make test`, and so CI),
-a share otherwise (`make check`): other examples in each run, other histories on each day."""
+"""How much a run tries. Of what is generated, a share: other examples in each run, other histories on each
+day; everything with `KEYTIDE_EXAMPLES=all`. Of faults on the real parts, other files on each day; all with
+`KEYTIDE_MATRIX=all`. `make soak` has both.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,23 @@ WHOLE_MATRIX = os.environ.get("KEYTIDE_MATRIX") == "all"
 minute or more on the real parts."""
 
 
+TODAY = int(os.environ.setdefault("TESTS_DAY", str(date.today().toordinal())))
+"""One day for all workers of a run, also around midnight. (Not a KEYTIDE_ variable: releases before this one
+refuse those that they do not know, and tests start them.)"""
+TURNS = 3
+
+
 def examples(everything: int) -> int:
     """How many of a test's examples this run tries, at least one."""
     return everything if EVERYTHING else -(-everything // PARTS)
 
 
 def seeds(everything: int) -> range:
-    """Those of the first `everything` seeds whose turn it is. CI has run them all: one that fails tells of
-    what was changed since, whichever day it is."""
-    return range(everything) if EVERYTHING else range(date.today().toordinal() % PARTS, everything, PARTS)
+    """Those of the first `everything` seeds whose turn it is. All were run: one that fails tells of what was
+    changed since, whichever day it is."""
+    return range(everything) if EVERYTHING else range(TODAY % PARTS, everything, PARTS)
+
+
+def has_turn(number: int) -> bool:
+    """Whether this is the day of a file of faults."""
+    return WHOLE_MATRIX or number % TURNS == TODAY % TURNS

@@ -1,10 +1,10 @@
 """What a new layout is built from: the entries of the one that it replaces, or the source. Pure (R44).
 
 Where what decides the entries is the same, and an entry holds what tells its slice, in the old layout as in
-the new one, the build reads the slices of the old layout at one snapshot. That is much less than the source, and may be all that is left of
-records that the source has forgotten. What is written meanwhile comes by the new layout's own queues. Where
-a document was met in two source partitions, its entries do not say all that is known of it: then the source
-is read.
+the new one, the build reads the slices of the old layout at one snapshot. That is much less than the source,
+and may be all that is left of records that the source has forgotten. What is written meanwhile comes by the
+new layout's own queues. Where a document was met in two source partitions, its entries do not say all that is
+known of it: then the source is read.
 
 Of a topic with `cleanup.policy=delete` records go when they are old, and the entries of an index stay. A new
 layout that reads the source would be without them, and nothing would tell: so that is refused.

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from keytide.settings.names import OTHER_VARIABLES
-from tests.conftest import LONGEST_FIRST, place, ports_of, pytest_collection_modifyitems
+from tests.conftest import LONGEST_FIRST, place, ports_of
 
 TESTS = Path(__file__).parents[1]
 
@@ -31,7 +31,7 @@ def test_long_files_come_first_and_new_ones_before_them() -> None:
         item("integration/test_of_tomorrow.py", "e"),
         item("integration/test_of_tomorrow.py", "f"),
     ]
-    pytest_collection_modifyitems(items)
+    items.sort(key=place)
     assert "".join(one.name for one in items) == "efdbca"
     assert place(item("unit/test_gateway.py")) == -1, "another file of that name"
 
