@@ -77,8 +77,8 @@ bench: jars
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 soak: jars
-	$(BIN)/python -m tests.soak
 	KEYTIDE_EXAMPLES=all $(PYTEST) -n 3 --dist worksteal $(FAST)
+	$(BIN)/python -m tests.soak
 	KEYTIDE_MATRIX=all $(PYTEST) tests/integration tests/hosts
 	$(BIN)/python -m tests.chaos --minutes $${KEYTIDE_MINUTES:-60} --seed $${KEYTIDE_SEED:-1} $(ARGS)
 	$(BIN)/python -m tests.hosts --soak --minutes 10 --seed $${KEYTIDE_SEED:-1}
