@@ -72,7 +72,7 @@ TAKE_TURNS = (
     "roles",
 )
 """Files of `integration/` that strike at the real parts, or start a cluster of their own for one thing, the
-longest first: a third of them has its turn on a day. The simulation tries all of it in each run."""
+longest first: a third of them has its turn on a day (ADR 26)."""
 
 # Here, before any test module is read: `@settings` takes over what is loaded when it is written.
 settings.register_profile(
@@ -109,8 +109,7 @@ def folds() -> Iterator[FoldWorker]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not any(".py" in argument for argument in config.args):  # who names a file wants it
-        others = [item for item in items if not has_turn(item.path)]
-        config.hook.pytest_deselected(items=others)
+        config.hook.pytest_deselected(items=[item for item in items if not has_turn(item.path)])
         items[:] = [item for item in items if has_turn(item.path)]
     items.sort(key=place)
     for item in items if slowness() > 1 else ():

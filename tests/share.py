@@ -13,8 +13,6 @@ EVERYTHING = os.environ.get("KEYTIDE_EXAMPLES") == "all"
 WHOLE_MATRIX = os.environ.get("KEYTIDE_MATRIX") == "all"
 """Faults strike everywhere (`make soak`), where otherwise a sample of the places has its turn: each takes a
 minute or more on the real parts."""
-
-
 TODAY = int(os.environ.setdefault("TESTS_DAY", str(date.today().toordinal())))
 """One day for all workers of a run, also around midnight. (Not a KEYTIDE_ variable: releases before this one
 refuse those that they do not know, and tests start them.)"""

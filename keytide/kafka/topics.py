@@ -46,7 +46,7 @@ log.addFilter(Repeats())
 START_FETCH_WAIT_MS = 50
 """The dictionary ends with a transaction's marker, which only the end-of-partition event tells; the broker
 gives it after this time (500 ms by default), and every process waits for it at its start. Afterwards nobody
-does, and asking twenty times a second would be most of what an idle cluster does."""
+does, and asking twenty times a second would be a third of what an idle cluster asks."""
 
 
 def consumer(settings: Settings, *, group: str | None = None, **overrides: Any) -> Consumer:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
@@ -45,7 +45,6 @@ from tests.integration.three_brokers import ThreeBrokers
 from tests.waiting import wait_for
 
 LIMIT_S = 180.0
-_T = TypeVar("_T")
 
 
 @dataclass

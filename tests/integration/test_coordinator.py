@@ -50,7 +50,6 @@ import logging, sys
 from coordinator.__main__ import run
 from keytide.errors import KeytideError
 from keytide.settings.settings import load_settings
-from tests.waiting import wait_for
 logging.basicConfig(level=logging.INFO, stream=sys.stderr)
 try:
     sys.exit(run(load_settings(), sys.argv[1:]))

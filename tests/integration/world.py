@@ -24,9 +24,8 @@ from keytide.settings.settings import load_settings
 from tests.chaos.processes import stopped
 from tests.integration.dictionary_reader import DictionaryReader
 from tests.oracle import Keys, Row, Source, difference, rows_of
-from tests.waiting import wait_for
+from tests.waiting import LIMIT_S, wait_for
 
-LIMIT_S = 300.0
 Change = Callable[[random.Random, int], tuple[str, Any]]
 """(random, number) -> (id, document or None for a delete)."""
 

@@ -26,8 +26,6 @@ from keytide.process.attempt import this_attempt
 from keytide.settings.settings import load_settings
 from tests.waiting import wait_for
 
-LIMIT_S = 20.0
-
 FAMILY = """
 import os, pathlib, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -27,6 +27,7 @@ from streaming.drivers import rate_gate
 from streaming.drivers.engine import SparkEngine
 from streaming.drivers.rate_gate import RateGate
 from tests.unit.kept_journal import KeptJournal
+from tests.waiting import wait_for
 
 LIMIT_S = 20.0
 
@@ -88,14 +89,6 @@ def gate() -> Iterator[RateGate]:
     hang_up()
 
 
-def wait_until(condition: object) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_gate_counts_what_tasks_read(gate: RateGate) -> None:
     gate.begin(150, 2)
     gate.client.read(100, 5_000)
@@ -114,7 +107,7 @@ def test_a_new_limit_is_felt_by_a_task_that_waits(gate: RateGate) -> None:
     gate.limit(100)
     reading = threading.Thread(target=gate.client.read, args=(10_000, 0), daemon=True)
     reading.start()
-    wait_until(lambda: 0 < gate.documents < 10_000)
+    wait_for(lambda: 0 < gate.documents < 10_000)
     assert reading.is_alive()
     gate.limit(0)
     reading.join(LIMIT_S)
@@ -157,7 +150,7 @@ def test_tasks_that_wait_are_let_go_when_the_driver_ends(gate: RateGate) -> None
     gate.limit(1)
     reading = threading.Thread(target=gate.client.read, args=(1_000, 0), daemon=True)
     reading.start()
-    wait_until(lambda: gate.documents > 0)
+    wait_for(lambda: gate.documents > 0)
     gate.close()
     reading.join(LIMIT_S)
     assert not reading.is_alive()

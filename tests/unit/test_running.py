@@ -13,13 +13,30 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from keytide.settings.names import OTHER_VARIABLES
-from tests.conftest import LONGEST_FIRST, place, ports_of
+from tests import conftest
+from tests.conftest import LONGEST_FIRST, TAKE_TURNS, has_turn, place, ports_of, pytest_collection_modifyitems
 
 TESTS = Path(__file__).parents[1]
 
 
 def item(path: str, name: str = "") -> Any:
-    return SimpleNamespace(path=TESTS / path, name=name)
+    given: list[pytest.MarkDecorator] = []
+    return SimpleNamespace(
+        path=TESTS / path,
+        name=name,
+        given=given,
+        get_closest_marker=lambda _: None,
+        add_marker=lambda marker, append: given.append(marker),
+    )
+
+
+def collected(items: list[Any], *arguments: str) -> list[Any]:
+    """What is left out of a run of pytest with these arguments; the others are left in `items`."""
+    left_out: list[Any] = []
+    hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
+    config: Any = SimpleNamespace(args=arguments, hook=hook, getini=lambda _: "600")
+    pytest_collection_modifyitems(config, items)
+    return left_out
 
 
 def test_long_files_come_first_and_new_ones_before_them() -> None:
@@ -31,9 +48,26 @@ def test_long_files_come_first_and_new_ones_before_them() -> None:
         item("integration/test_of_tomorrow.py", "e"),
         item("integration/test_of_tomorrow.py", "f"),
     ]
-    items.sort(key=place)
+    assert collected(items, "tests/integration/test_stalls.py") == []
     assert "".join(one.name for one in items) == "efdbca"
     assert place(item("unit/test_gateway.py")) == -1, "another file of that name"
+
+
+def test_files_take_turns_unless_one_is_named() -> None:
+    items = [item(f"integration/test_{name}.py") for name in TAKE_TURNS]
+    everything = list(items)
+    left_out = collected(items, "tests/integration", "tests/browser")
+    assert [one.path for one in left_out] == [one.path for one in everything if not has_turn(one.path)]
+    assert [one.path for one in items] == [
+        one.path for one in sorted(everything, key=place) if has_turn(one.path)
+    ]
+
+
+def test_a_slow_machine_has_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conftest, "slowness", lambda: 2.0)
+    items = [item("unit/test_gateway.py")]
+    collected(items)
+    assert [marker.args for marker in items[0].given] == [(1200.0,)]
 
 
 def test_every_file_of_the_order_is_there() -> None:

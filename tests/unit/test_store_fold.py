@@ -25,7 +25,6 @@ ROOT = Path(__file__).parents[2]
 ONE_FOLD = """
 import sys
 from indexer.store.fold.fold import FoldJob, run_fold
-from tests.waiting import wait_for
 sys.stdout.buffer.write(run_fold(FoldJob.from_line(sys.stdin.buffer.read())).to_line())
 """
 
