@@ -202,13 +202,21 @@ def list_offsets(
         futures = client.list_offsets(wanted, isolation_level=level, request_timeout=timeout)
         try:
             return {
-                place.partition: int(_result(future, timeout).offset) for place, future in futures.items()
+                place.partition: _known(int(_result(future, timeout).offset))
+                for place, future in futures.items()
             }
         except KafkaException as error:
             if error_code(error) not in _SETTLING or time.monotonic() > settled:
                 raise KafkaUnavailableError(f"offsets of {topic} are not to be had: {error}") from error
         _refresh(client, topic, timeout)
         time.sleep(0.05)
+
+
+def _known(offset: int) -> int:
+    """An offset; a leader that was elected a moment ago may say -1."""
+    if offset < 0:
+        raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))
+    return offset
 
 
 def topic_config(client: AnyAdminClient, topic: str, timeout: float = REQUEST_TIMEOUT_S) -> dict[str, str]:

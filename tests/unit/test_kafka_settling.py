@@ -13,9 +13,9 @@ from keytide.kafka.admin import AnyAdminClient, KafkaUnavailableError, list_offs
 
 
 class Brokers:
-    """An admin client whose brokers answer with an error so many times."""
+    """An admin client whose brokers answer with an error so many times; or with -1 for an offset."""
 
-    def __init__(self, code: int, times: int) -> None:
+    def __init__(self, code: int | None, times: int) -> None:
         self.code, self.times = code, times
 
     def list_offsets(self, wanted: dict[TopicPartition, Any], **_: Any) -> dict[TopicPartition, Future[Any]]:
@@ -23,7 +23,9 @@ class Brokers:
         answers = {}
         for place in wanted:
             answers[place] = future = Future[Any]()
-            if self.times >= 0:
+            if self.times >= 0 and self.code is None:
+                future.set_result(TopicPartition(place.topic, place.partition, -1))
+            elif self.times >= 0 and self.code is not None:
                 future.set_exception(KafkaException(KafkaError(self.code)))
             else:
                 future.set_result(TopicPartition(place.topic, place.partition, 7))
@@ -40,9 +42,12 @@ class Brokers:
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError._UNKNOWN_PARTITION,
+        None,
     ],
 )
-def test_a_topic_that_was_just_made_is_asked_for_again(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_was_just_made_is_asked_for_again(
+    code: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert list_offsets(cast("AnyAdminClient", Brokers(code, 3)), "t", [0, 1]) == {0: 7, 1: 7}
     monkeypatch.setattr(admin_module, "SETTLING_S", 0.0)
     with pytest.raises(KafkaUnavailableError, match="offsets of t are not to be had"):
