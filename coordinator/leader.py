@@ -70,6 +70,8 @@ class Leader:
         foreign: topics named like the cluster's queues that it knows nothing of
         (`coordinator.queues.orphaned_topics`).
         speakers: who speaks which version of the protocol.
+        clock_ahead_ms: by how much its time, which never goes back, is ahead of the machine's, which was set
+            back. What others tell by their clocks is looked at without it.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Leader:
         self.sources: dict[str, SourceStatus] = {}
         self.foreign: list[str] = []
         self.term = term
+        self.clock_ahead_ms = 0
         self.build_limits = build_limits
         self.rebuilds = Rebuilds(self.builds, self.stability.nodes, build_limits)
         self.copies = Copies(self.builds.registry, self.stability, limits, build_limits, self.queue_sizes)
@@ -105,6 +108,12 @@ class Leader:
         self.commands = Commands(
             self.dictionary, self.builds, self.copies.moves, self._settle, build_limits.default_replicas
         )
+
+    def staleness_ms(self, stream: StabilityStream, now: int) -> int | None:
+        """For how long the timestamps of a keyspace have not covered its source's end, None when they never
+        did; by the clocks of projectors."""
+        fresh_at = stream.progress.fresh_at()
+        return max(0, now - self.clock_ahead_ms - fresh_at) if fresh_at else None
 
     # --- events ---------------------------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ from keytide.kafka.identity import KafkaIdentity
 from keytide.kafka.topics import consumer, drain, producer
 from keytide.model.health import Verdict
 from keytide.model.topics import Topics
-from keytide.process.clock import now_ms
+from keytide.process.clock import now_ms, wall_ms
 from keytide.process.sync_points import reach
 from keytide.process.worker import Worker
 from keytide.settings.settings import Settings
@@ -241,7 +241,9 @@ class CoordinatorService:
             if not future.set_running_or_notify_cancel():
                 return  # whoever asked has given up
             try:
-                future.set_result(look(self._owned(), now_ms()))
+                leader, now = self._owned(), now_ms()
+                leader.clock_ahead_ms = max(0, now - wall_ms())
+                future.set_result(look(leader, now))
             except Exception as error:  # noqa: BLE001 - belongs to whoever asked
                 future.set_exception(error)
 

@@ -191,9 +191,8 @@ def _keyspace(leader: Leader, name: str, stream: StabilityStream, now: int) -> I
             f"acknowledged records of topic {name} wait, and are in no snapshot: {one.in_words(now)}",
             one.remedy,
         )
-    fresh_at, limit = stream.progress.fresh_at(), leader.stability.limits.stale_limit_ms
-    stale = now - fresh_at if fresh_at else 0
-    if stale > limit:
+    stale = leader.staleness_ms(stream, now)
+    if stale is not None and stale > leader.stability.limits.stale_limit_ms:
         behind = views.projector_lag(leader, name, stream)
         held = "; timestamps wait until projectors have caught up" if stream.hold else ""
         yield say(

@@ -283,13 +283,12 @@ def stability(leader: Leader, now: int) -> Document:
     keyspaces = {}
     names = leader.dictionary.catalog.shown_names()
     for name, stream in sorted(leader.stability.streams.items()):
-        fresh_at = stream.progress.fresh_at()
         published = stream.published.values()
         keyspaces[name] = {
             "snapshot": stream.number if stream.number >= 0 else None,
             "timestamp": _timestamp(stream.content),
             "issued_ms_ago": max(0, now - stream.issued_at) if stream.issued_at else None,
-            "staleness_ms": max(0, now - fresh_at) if fresh_at else None,
+            "staleness_ms": leader.staleness_ms(stream, now),
             "published": {
                 names[record.id]: stream.published[record.id]
                 for record in stream.ready

@@ -257,6 +257,21 @@ def test_snapshots_that_are_too_far_behind() -> None:
     assert "behind the source" in day.story("keyspace").reason
 
 
+def test_a_leader_whose_clock_was_set_back_does_not_take_snapshots_for_old() -> None:
+    """Its own time goes on from where it was; projectors tell by theirs."""
+    day = Day()
+    world, hour = day.world, 3_600_000
+    world.tick()
+    assert day.verdict().status == "ok"
+    (stream,) = world.leader.stability.streams.values()
+    fresh_at = stream.progress.fresh_at()
+    assert fresh_at > 0
+    world.leader.clock_ahead_ms = hour
+    assert world.leader.staleness_ms(stream, fresh_at + hour + 70) == 70
+    reasons = health.of(world.leader, fresh_at + hour + 70).reasons
+    assert [one for one in reasons if one.kind == "keyspace"] == []
+
+
 def test_topics_of_others_are_told_and_nothing_is_wrong() -> None:
     day = Day()
     day.world.leader.foreign = [f"kt.mutations.x-{number}" for number in range(7)]
