@@ -13,9 +13,10 @@ that what nodes say allows:
   it. So it is with those that are to take the place of others (`moving`);
 * one that is being filled counts from the write on that names it in the index and ends its `CopyRecord`; if
   it takes the place of another one, that leaves by the same write;
-* it is given up when its node says LOST or stays silent, and another one under a new id follows; when it is
-  not wanted any more, unless it is whole and none that counts serves: it may be all that is left. When only
-  the copy that it is filled from is gone, another one is named. What it may need of the queue never rises;
+* it is given up when its node says LOST or stays silent, and another one under a new id follows; when its
+  queue is kept for it alone on a disk of Kafka that is nearly full (`held_back`); when it is not wanted any
+  more. Unless it is whole and none that counts serves: it may be all that is left. When only the copy that it
+  is filled from is gone, another one is named. What it may need of the queue never rises;
 * where there are too many, one leaves, if another one holds what is published. What leaves is still read for
   a while (`leaving`).
 
@@ -167,6 +168,9 @@ class Copies:
             return self._beginnings.give_up(record, self._silent(record.node))
         if (why := self.moves.unwanted(record, index)) and self._reports.spare(record, index):
             return self._beginnings.give_up(record, why, level="info")
+        if (kept := self.held_back.crowded(record, index)) and self._reports.spare(record, index):
+            why = f"{kept[0] / 1e6:,.0f} MB of its queue are kept for it alone on {kept[1].words}"
+            return self._beginnings.give_up(record, f"{why}, which is nearly full")
         if self._reports.caught_up(record, index):
             return self._count(record, index)
         if status is not None and status.state in WHOLE:
@@ -318,8 +322,15 @@ class Copies:
         return out
 
     def _holds_back(self, index: IndexRecord, number: int, node: str) -> str:
-        held, most = self.held_back.of(index, number, node), self.held_back.most
-        limit = f"beyond another copy it may be {most / 1e6:,.0f} MB (setting coordinator.queue_max_bytes)"
+        held = self.held_back.of(index, number, node)
+        most = self.held_back.bound(index, number, node)
+        disk = self.held_back.disk(index, number)
+        if disk is not None and most != self.held_back.most:
+            limit = f"its node is silent, and {disk.words} is nearly full"
+        else:
+            limit = (
+                f"beyond another copy it may be {most / 1e6:,.0f} MB (setting coordinator.queue_max_bytes)"
+            )
         return f"{held / 1e6:,.0f} MB of its queue are kept for it, and {limit}"
 
     def _silent(self, node: str) -> str:

@@ -5,6 +5,10 @@ Theory of operation. A queue keeps what its slowest copy has still to read durab
 still fills Kafka's disk. Past `queue_max_bytes` it is dearer than filling it anew. That frees something only
 where another copy is farther on by so much, and loses nothing where that holds what is published. When all
 copies stand still together, as while no timestamp is issued, none is given up: it is only told.
+
+While a disk of Kafka is nearly full, whatever that bound is, what frees a quarter of what is to be free there
+is given up: a copy whose node is silent, and one that is being filled, for which alone the queue is kept. One
+that counts on a live node is not: between two folds it may lag by as much, and filling it anew takes room.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 from coordinator.copies.reports import CopyReports
 from coordinator.core.nodes import HeardNodes
 from coordinator.core.queue_sizes import KafkaDisk, QueueSizes
+from keytide.catalog.copies import CopyRecord
 from keytide.catalog.records import IndexRecord
 from keytide.model.topics import Topics
 
@@ -37,6 +42,23 @@ class HeldBack:
         """The disk of Kafka that a slice's queue lies on, if it is nearly full."""
         return self._sizes.full_below(self._queue(index, number))
 
+    def crowded(self, record: CopyRecord, index: IndexRecord) -> tuple[int, KafkaDisk] | None:
+        """Bytes that a queue keeps for a copy that is being filled, and for none that counts, on a disk of
+        Kafka that is nearly full; None when they are few."""
+        disk = self.disk(index, record.slice)
+        said = [self._reports.counted(index, record.slice, node) for node in index.placement[record.slice]]
+        needed = [one.queue_horizon if one else -1 for one in said if one is None or one.state != "LOST"]
+        horizon = min(needed, default=-1)
+        kept = self._sizes.between(self._queue(index, record.slice), record.need, horizon)
+        return (kept, disk) if disk is not None and kept > self._sizes.share else None
+
+    def bound(self, index: IndexRecord, number: int, node: str) -> int:
+        """Bytes of its queue that a copy that counts may hold back beyond another one; 0: no limit."""
+        silent = node not in self._nodes.live() and not self._nodes.unheard([node])
+        if not silent or self.disk(index, number) is None:
+            return self.most
+        return min(self.most or self._sizes.share, self._sizes.share)
+
     def of(self, index: IndexRecord, number: int, node: str) -> int:
         """About how many bytes of a slice's queue a copy that counts has still to read durably."""
         position = self._position(index, number, node)
@@ -44,7 +66,8 @@ class HeldBack:
 
     def ahead(self, index: IndexRecord, number: int, node: str) -> list[str]:
         """The nodes whose copies of a slice are farther on than that of `node`, by more than may be."""
-        position = self._position(index, number, node) if self.most else None
+        most = self.bound(index, number, node)
+        position = self._position(index, number, node) if most else None
         if position is None:
             return []
         queue = self._queue(index, number)
@@ -52,7 +75,7 @@ class HeldBack:
         return [
             one
             for one, theirs in others.items()
-            if theirs is not None and self._sizes.between(queue, position, theirs) > self.most
+            if theirs is not None and self._sizes.between(queue, position, theirs) > most
         ]
 
     def _queue(self, index: IndexRecord, number: int) -> tuple[str, int]:

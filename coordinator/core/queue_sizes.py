@@ -75,6 +75,11 @@ class QueueSizes:
         """Bytes and offsets, the older ones halved at each growth."""
 
     @property
+    def share(self) -> int:
+        """Bytes by which a disk is told from a full one, and that are worth giving something up for."""
+        return self.least // 4
+
+    @property
     def untold(self) -> bool:
         """Whether Kafka was asked and has not said."""
         return self._untold_times > 0
@@ -92,7 +97,7 @@ class QueueSizes:
         self.full = [
             disk
             for disk in self.disks
-            if disk.free < self.least + (self.least // 4 if (disk.broker, disk.folder) in were else 0)
+            if disk.free < self.least + (self.share if (disk.broker, disk.folder) in were else 0)
         ]
         grown: dict[QueuePartition, tuple[int, int]] = {}
         for place, size in sizes.items():

@@ -16,7 +16,7 @@ from coordinator.process.limits import limits_of
 from coordinator.views import health
 from keytide.model.health import Reason
 from keytide.settings.settings import load_settings
-from tests.unit.copies_world import INDEX, LIMITS, CopiesWorld
+from tests.unit.copies_world import INDEX, LIMITS, CopiesWorld, Copy
 from tests.unit.leader_world import World, started
 
 TOPIC = f"kt.mutations.{INDEX}"
@@ -169,6 +169,97 @@ def test_what_is_being_filled_goes_on() -> None:
     told(world, 1)
     world.fill(record)
     world.until(lambda: len(world.placement()) == 2)
+
+
+def filling(horizon: int, state: str = "BUILDING") -> CopiesWorld:
+    """A copy is being filled on a disk of Kafka that is nearly full; those that count have folded since, and
+    need the queue from `horizon` on."""
+    world = serving(["n1", "n2"])
+    world.nodes["n2"].copies[0].state = "LOST"
+    world.go(1_000)
+    (record,) = world.records()
+    world.nodes[record.node].copies[0] = Copy(record.id, state, horizon=-1, position=0, follows=False)
+    for name in ("n1", "n2"):
+        if name != record.node:
+            world.nodes[name].copies[0].horizon = world.nodes[name].copies[0].position = horizon
+    world.go(500)
+    assert world.records() == [record], "there is room"
+    told(world, LEAST - 1)
+    world.go(1_000)
+    return world
+
+
+SHARE = LEAST // 4 // PER_OFFSET
+"""Offsets that are worth giving something up for."""
+
+
+def test_a_copy_is_given_up_that_a_queue_is_kept_for_alone_on_a_disk_that_is_nearly_full() -> None:
+    world = filling(10 + SHARE + 1)
+    assert world.records() == []
+    (why,) = world.told("copy-given-up")
+    assert "42 MB of its queue are kept for it alone on the disk of /kafka" in why
+    world.go(20_000)
+    assert world.records() == [], "not before there is room"
+    told(world, 2 * LEAST)
+    world.go(2_000)
+    assert [record.need for record in world.records()] == [10 + SHARE + 1]
+
+
+def test_a_copy_goes_on_being_filled_when_that_frees_little() -> None:
+    assert len(filling(10 + SHARE).records()) == 1
+
+
+def test_a_copy_goes_on_being_filled_when_others_need_the_queue_too() -> None:
+    assert len(filling(10).records()) == 1
+    assert len(filling(-1).records()) == 1, "one that counts cannot say what it needs"
+
+
+def test_a_whole_copy_is_not_given_up_for_a_disk_while_none_that_counts_serves() -> None:
+    world = filling(10)
+    world.nodes["n1"].copies[0].state = "CATCHUP"
+    world.nodes["n1"].copies[0].horizon = 9_000
+    (record,) = world.records()
+    world.nodes[record.node].copies[0].state = "CATCHUP"
+    world.go(2_000)
+    assert world.records() == [record]
+
+
+def away(free: int, most: int = 0, lag: int = SHARE + 1) -> CopiesWorld:
+    """The node of one copy is silent, and so many offsets behind."""
+    world = serving(["n1", "n2"])
+    world.leader.copies.held_back.most = most
+    for name, position in ("n1", 10), ("n2", 10 + lag):
+        world.nodes[name].copies[0].position = position
+    world.beat()
+    world.nodes["n1"].up = False
+    world.until(lambda: "n1" not in world.leader.stability.nodes.live(), 20_000)
+    told(world, free)
+    world.go(1_000)
+    return world
+
+
+def test_a_silent_node_is_given_up_for_a_disk_that_is_nearly_full() -> None:
+    world = away(LEAST - 1)
+    assert world.placement() == ["n2"]
+    (told_of,) = world.told("copy-taken-out")
+    assert "MB of its queue are kept for it, and its node is silent, and the disk of /kafka" in told_of
+    assert world.records() == [], "not before there is room"
+    assert away(LEAST - 1, most=1 << 40).placement() == ["n2"], "however much it may hold back else"
+    assert "queue_max_bytes" in away(LEAST - 1, most=PER_OFFSET).told("copy-taken-out")[0]
+
+
+def test_a_silent_node_is_waited_for_while_there_is_room_and_when_that_frees_little() -> None:
+    assert away(2 * LEAST).placement() == ["n1", "n2"]
+    assert away(LEAST - 1, lag=SHARE).placement() == ["n1", "n2"]
+
+
+def test_a_live_node_is_not_given_up_for_a_disk_that_is_nearly_full() -> None:
+    world = serving(["n1", "n2"])
+    world.nodes["n2"].copies[0].position = 9_999
+    world.beat()
+    told(world, 1)
+    world.go(2_000)
+    assert world.placement() == ["n1", "n2"]
 
 
 # --- builds -------------------------------------------------------------------------------------------------
