@@ -232,14 +232,22 @@ class OneSecond:
         """All is well."""
 
 
-def answers(does: dict[str, tuple[float, Exception | set[int]]]) -> dict[int, str] | type[BaseException]:
-    """Who answers for slices 0 and 1, asked at `a` first, with copies on `b`; or what is raised."""
+def answers(
+    does: dict[str, tuple[float, Exception | set[int]]], hedges: float = BUDGET, limit: int = 10
+) -> dict[int, str] | type[BaseException]:
+    """Who answers for slices 0 and 1, asked at `a` first, with copies on `b`; or what is raised.
+
+    Args:
+        hedges: what is left of their budget.
+        limit: rows that are asked for, 0 for a count.
+    """
 
     async def asked() -> dict[int, str]:
         span = ReadSpan("i", [0, 1], [(b"", None)], [b"", b""], False)
-        request = ReadRequest(span, ReadPaging(10), ReadConsistency(10, 0))
-        further = {0: ["b"], 1: ["b"]}
-        round_ = CopyRequests(OneSecond(), Answering(does), {"a": request}, further)
+        request = ReadRequest(span, ReadPaging(limit), ReadConsistency(10, 0))
+        further, nodes = {0: ["b"], 1: ["b"]}, Answering(does)
+        nodes.health._budget = hedges
+        round_ = CopyRequests(OneSecond(), nodes, {"a": request}, further)
         return {reply.slice: node for node, _, reply in await round_.run()}
 
     try:
@@ -262,6 +270,18 @@ def test_what_hinders_one_copy_hinders_the_read_only_where_no_other_answers() ->
     assert answers({"a": (0.4, both), "b": (0, away)}) == {0: "a", 1: "a"}
     assert answers({"a": (0.4, away), "b": (0.5, both)}) == {0: "b", 1: "b"}
     assert answers({"a": (0, full), "b": (0, both)}) is RetryableError, "nor is another copy asked to keep it"
+
+
+@pytest.mark.parametrize("limit", [0, 10])
+def test_a_silent_node_does_not_take_all_the_time_when_no_hedge_is_left(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("indexer.scan.peer.health.LONG_HEDGE_S", 0.1)
+    both = {0, 1}
+    assert answers({"a": (9, both), "b": (0, both)}, hedges=0, limit=limit) == {0: "b", 1: "b"}
+    assert answers({"a": (0.3, both), "b": (0, both)}, hedges=0, limit=limit) == {0: "a", 1: "a"}, (
+        "it is slow"
+    )
 
 
 @pytest.mark.parametrize("dead", NODES)

@@ -7,7 +7,8 @@ Every slice is asked at one copy at first. It is asked at its next one
 
 * when that copy answers that it does not hold the snapshot, or its node refuses or cannot be reached;
 * when the node has not answered for longer than most of its answers take (`PeerHealth.hedge_s`): then both
-  are waited for, and the first answer counts.
+  are waited for, and the first answer counts. That has a budget; where it is used up, a while later whatever
+  that says: a node that says nothing would else take all the time that the request has.
 
 A slice is answered by one copy only; whoever asks goes on with that one (`Target.elsewhere`).
 """
@@ -22,7 +23,7 @@ from typing import Protocol
 
 import msgspec
 
-from indexer.scan.peer.health import PeerHealth
+from indexer.scan.peer.health import LONG_HEDGE_S, PeerHealth
 from indexer.scan.peer.messages import (
     HistoryAheadError,
     OutOfTimeError,
@@ -45,12 +46,18 @@ Failure = RetryableError | SnapshotMissingError
 
 @dataclass(slots=True)
 class _Asked:
-    """A request under way."""
+    """A request under way.
+
+    Attributes:
+        hedge_at: when another copy is asked too, 0 when that is done.
+        patient: that was due, and beyond the budget.
+    """
 
     node: str
     request: ReadRequest
     since: float
     hedge_at: float
+    patient: bool = False
 
 
 class ReadTerms(Protocol):
@@ -183,10 +190,15 @@ class CopyRequests:
     def _hedge(self) -> None:
         now = self._now()
         for one in self._hedgeable():
-            if one.hedge_at <= now:
+            if one.hedge_at > now:
+                continue
+            if one.patient or self._nodes.health.may_hedge():
                 one.hedge_at = 0.0
-                if self._nodes.health.may_hedge():
-                    self._ask_elsewhere(self._open(one), one.request)
+                self._ask_elsewhere(self._open(one), one.request)
+            else:
+                half = self._target.left_s / 2
+                one.hedge_at = now + (min(LONG_HEDGE_S, half) if _is_short(one.request) else half)
+                one.patient = True
 
     # --- answers --------------------------------------------------------------------------------------------
 
