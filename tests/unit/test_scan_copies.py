@@ -24,6 +24,7 @@ from indexer.scan.peer.messages import (
 )
 from indexer.scan.plan.errors import PageSnapshotGoneError
 from indexer.scan.plan.tokens import HeldToken, PageToken, by_node, copies_of, verify
+from keytide.catalog.copies import LeavingCopy
 from keytide.errors import KeytideError, RetryableError
 from keytide.http.node_protocol import NodeUnavailableError
 from keytide.model.timestamp import Timestamp
@@ -233,11 +234,16 @@ class OneSecond:
 
 
 def answers(
-    does: dict[str, tuple[float, Exception | set[int]]], hedges: float = BUDGET, limit: int = 10
+    does: dict[str, tuple[float, Exception | set[int]]],
+    hedges: float = BUDGET,
+    limit: int = 10,
+    further: dict[int, list[str]] | None = None,
 ) -> dict[int, str] | type[BaseException]:
-    """Who answers for slices 0 and 1, asked at `a` first, with copies on `b`; or what is raised.
+    """Who answers for slices 0 and 1, asked at `a` first, with copies on `b`, and some that leave on `c`; or
+    what is raised.
 
     Args:
+        further: slice -> others that count.
         hedges: what is left of their budget.
         limit: rows that are asked for, 0 for a count.
     """
@@ -245,9 +251,10 @@ def answers(
     async def asked() -> dict[int, str]:
         span = ReadSpan("i", [0, 1], [(b"", None)], [b"", b""], False)
         request = ReadRequest(span, ReadPaging(limit), ReadConsistency(10, 0))
-        further, nodes = {0: ["b"], 1: ["b"]}, Answering(does)
+        nodes, leaving = Answering(does), {0: ["c"], 1: ["c"]} if "c" in does else {}
         nodes.health._budget = hedges
-        round_ = CopyRequests(OneSecond(), nodes, {"a": request}, further)
+        counted = {0: ["b"], 1: ["b"]} if further is None else further
+        round_ = CopyRequests(OneSecond(), nodes, {"a": request}, counted, leaving)
         return {reply.slice: node for node, _, reply in await round_.run()}
 
     try:
@@ -282,6 +289,38 @@ def test_a_silent_node_does_not_take_all_the_time_when_no_hedge_is_left(
     assert answers({"a": (0.3, both), "b": (0, both)}, hedges=0, limit=limit) == {0: "a", 1: "a"}, (
         "it is slow"
     )
+
+
+def test_a_copy_that_leaves_is_asked_when_none_that_counts_answers() -> None:
+    both, away = {0, 1}, NodeUnavailableError("away", node="a")
+    here = (0.0, both)
+    assert answers({"a": (0, away), "b": here, "c": here}) == {0: "b", 1: "b"}
+    assert answers({"a": (0.3, both), "b": (0.2, both), "c": here}) == {0: "a", 1: "a"}, "they are slow"
+    assert answers({"a": (0, away), "b": (0, away), "c": here}) == {0: "c", 1: "c"}
+    assert answers({"a": (0, away), "c": here}, further={}) == {0: "c", 1: "c"}
+    assert answers({"a": (0, {0}), "c": here}, further={}) == {0: "a", 1: "c"}
+    assert answers({"a": (9, both), "c": here}, further={}) == {0: "c", 1: "c"}, "it is silent"
+    assert answers({"a": (9, both), "b": here, "c": here}, further={1: ["b"]}) == {0: "c", 1: "b"}
+    assert answers({"a": (0, away), "c": (0, away)}, further={}) is NodeUnavailableError
+
+
+def test_slices_that_have_moved_are_read_where_they_were_when_their_new_node_dies() -> None:
+    world = of_two_copies()
+    placement = world.index("by_city").placement
+    leaving = {number: {nodes[1]: LeavingCopy()} for number, nodes in enumerate(placement)}
+    world.change("by_city", placement=[[one] for one, _ in placement], leaving=leaving)
+
+    async def test(services: ByNode) -> None:
+        for dead in NODES:
+            kill(world, dead)
+            alive = next(name for name in NODES if name != dead)
+            first = await ask(services[alive], limit=6)
+            assert ids(first) + await rest_of(services[alive], first) == ALL
+            assert (await ask_count(services[alive]))["count"] == 40
+            back(world)
+            world.commit(10, {"by_city": people(40)})
+
+    run(test, world)
 
 
 @pytest.mark.parametrize("dead", NODES)

@@ -10,6 +10,8 @@ Every slice is asked at one copy at first. It is asked at its next one
   are waited for, and the first answer counts. That has a budget; where it is used up, a while later whatever
   that says: a node that says nothing would else take all the time that the request has.
 
+A copy that leaves is asked when none that counts answers: for that it would else be waited for (R42).
+
 A slice is answered by one copy only; whoever asks goes on with that one (`Target.elsewhere`).
 """
 
@@ -50,7 +52,7 @@ class _Asked:
 
     Attributes:
         hedge_at: when another copy is asked too, 0 when that is done.
-        patient: that was due, and beyond the budget.
+        patient: that was due, and not done for all of its slices.
     """
 
     node: str
@@ -84,6 +86,7 @@ class CopyRequests:
         target: what is read.
         requests: node -> what to ask it, as `ask` has them.
         further: slice -> its further copies, if it may be asked elsewhere.
+        leaving: slice -> those that count no longer, if there are any.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class CopyRequests:
         nodes: SliceReader,
         requests: Mapping[str, ReadRequest],
         further: Mapping[int, Sequence[str]],
+        leaving: Mapping[int, Sequence[str]] | None = None,
     ) -> None:
         self._target = target
         self._nodes = nodes
@@ -100,12 +104,14 @@ class CopyRequests:
         self._found: list[Answer] = []
         self._after: dict[int, bytes] = {}
         self._untried: dict[int, list[str]] = {}
+        self._leaving: dict[int, list[str]] = {}
         self._failures: dict[int, Failure] = {}
         self._running: dict[asyncio.Task[ReadReply], _Asked] = {}
         for request in requests.values():
             for number, after in zip(request.span.slices, request.span.after, strict=True):
                 self._after[number] = after
                 self._untried[number] = self._untried_of(request, further.get(number, ()))
+                self._leaving[number] = self._untried_of(request, (leaving or {}).get(number, ()))
 
     async def run(self) -> list[Answer]:
         """The answer of every slice. Raises as `ask`: what the copy that was asked first has said, and of a
@@ -170,7 +176,8 @@ class CopyRequests:
         """Ask the next copy of each of these slices, all that are on one node at once."""
         grouped: dict[str, list[int]] = {}
         for number in slices:
-            grouped.setdefault(self._untried[number].pop(0), []).append(number)
+            copies = self._untried[number] or self._leaving[number]
+            grouped.setdefault(copies.pop(0), []).append(number)
         for node, numbers in grouped.items():
             span = msgspec.structs.replace(
                 like.span, slices=numbers, after=[self._after[number] for number in numbers]
@@ -183,8 +190,11 @@ class CopyRequests:
         return [one for one in self._running.values() if one.hedge_at and self._open(one)]
 
     def _open(self, one: _Asked) -> list[int]:
+        """The slices of a request that have no answer yet, and have another copy to ask."""
         return [
-            number for number in one.request.span.slices if number in self._after and self._untried[number]
+            number
+            for number in one.request.span.slices
+            if number in self._after and (self._untried[number] or self._leaving[number])
         ]
 
     def _hedge(self) -> None:
@@ -192,13 +202,19 @@ class CopyRequests:
         for one in self._hedgeable():
             if one.hedge_at > now:
                 continue
-            if one.patient or self._nodes.health.may_hedge():
+            left = self._open(one)
+            if one.patient:
                 one.hedge_at = 0.0
-                self._ask_elsewhere(self._open(one), one.request)
-            else:
-                half = self._target.left_s / 2
-                one.hedge_at = now + (min(LONG_HEDGE_S, half) if _is_short(one.request) else half)
-                one.patient = True
+                self._ask_elsewhere(left, one.request)
+                continue
+            one.patient = True
+            counted = [number for number in left if self._untried[number]]
+            if counted and self._nodes.health.may_hedge():
+                self._ask_elsewhere(counted, one.request)
+                left = [number for number in left if number not in counted]
+            half = self._target.left_s / 2
+            patience = min(LONG_HEDGE_S, half) if _is_short(one.request) else half
+            one.hedge_at = now + patience if left else 0.0
 
     # --- answers --------------------------------------------------------------------------------------------
 
@@ -261,7 +277,7 @@ class CopyRequests:
         under_way = self._under_way()
         further = []
         for number in slices:
-            if self._untried[number]:
+            if self._untried[number] or (self._leaving[number] and number not in under_way):
                 further.append(number)
             elif number not in under_way:
                 raise self._failures[number]

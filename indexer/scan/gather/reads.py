@@ -233,6 +233,7 @@ class Reads:
                 in_order=selection.in_order,
                 saw=seen.get(index.keyspace, ()),
                 others=self.directory.others(index.placement, nodes),
+                leaving={number: there for number, there in index.leaving.items() if number in nodes},
             )
             gathered = await work(target)
             waited_ms = int((monotonic() - began) * 1000)

@@ -46,6 +46,7 @@ class Target:
     Attributes:
         nodes: slice -> id of the node to ask.
         others: slice -> nodes with further copies of it, to ask when that one does not do.
+        leaving: slice -> nodes whose copies count no longer, to ask when none of those answers.
         lease_ms: how long the snapshot is to be kept if there is a next page, 0 for not at all.
         in_use: this is not the first page.
         timeout_s: how long all of it may take, from now on.
@@ -75,6 +76,7 @@ class Target:
     until: float = 0.0
     saw: Saw = ()
     others: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    leaving: Mapping[int, Sequence[str]] = field(default_factory=dict)
     elsewhere: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -278,17 +280,19 @@ async def ask(
         RetryableError: a node did not answer.
     """
     asked.rounds += 1
-    if target.others:
+    several = bool(target.others or target.leaving)
+    if several:
         # Of newest states a slice that has answered already stays: another copy may be behind what was shown.
         stay = asked.replies if target.number == TIP else ()
         further = {number: target.copies(number)[1:] for number in target.nodes if number not in stay}
-        answers = await CopyRequests(target, nodes, requests, further).run()
+        leaving = {number: there for number, there in target.leaving.items() if number not in stay}
+        answers = await CopyRequests(target, nodes, requests, further, leaving).run()
     else:
         replies = await _ask_all(nodes, requests, target.left_s)
         answers = [(node, reply.leased, one) for node, reply in replies.items() for one in reply.slices]
     found: list[SliceReply] = []
     for node, leased, one in answers:
-        if not target.others:
+        if not several:
             target.check(node, one)
         elif node != target.node_of(one.slice):
             target.elsewhere[one.slice] = node

@@ -28,6 +28,7 @@ class Scannable:
 
     Attributes:
         placement: slice -> the nodes that hold it.
+        leaving: slice -> the nodes whose copies of it count no longer, and still serve.
         partitions, history: of its keyspace.
         rebuilds: slice -> the build that is to fill it anew, alone, while the others serve.
         out: those of them that the build has begun to fill: they serve nothing until it is READY.
@@ -42,6 +43,7 @@ class Scannable:
     history: History
     rebuilds: dict[int, BuildRecord] = field(default_factory=dict)
     out: frozenset[int] = frozenset()
+    leaving: dict[int, list[str]] = field(default_factory=dict)
 
     @property
     def incarnation(self) -> int:
@@ -378,4 +380,5 @@ def _scannable(
         history,
         rebuilds,
         frozenset(out),
+        {number: list(nodes) for number, nodes in record.leaving.items()},
     )
