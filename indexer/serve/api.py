@@ -157,7 +157,9 @@ def _add_nodes(app: FastAPI, endpoint: Endpoint) -> Handler:
 
     async def read(request: Request) -> Response:
         wanted = await message_of(request, read_decoder, view)
-        return _message(await endpoint.local.read(wanted.request(), gone_of(request)))
+        reply = await endpoint.local.read(wanted.request(), gone_of(request))
+        endpoint.metrics.read(wanted.number, reply.slices)
+        return _message(reply)
 
     async def lease(request: Request) -> Response:
         return _message(endpoint.local.lease(await message_of(request, lease_decoder, view)))

@@ -421,6 +421,17 @@ def test_health_and_metrics(endpoint: Endpoint) -> None:
     assert 'keytide_scan_errors_total{type="unknown-index"}' in text
 
 
+def test_what_other_nodes_ask_for_in_vain_is_counted(endpoint: Endpoint) -> None:
+    def asked_for(number: int) -> float:
+        name = "keytide_scan_slices_behind_total"
+        before = endpoint.registry.get_sample_value(name) or 0.0
+        content = encoder.encode(ReadMessage("by_city-1", number, 0, [0], [], [b""], False, 3))
+        endpoint.request("POST", READ_PATH, content=content, headers=of_the_cluster())
+        return (endpoint.registry.get_sample_value(name) or 0.0) - before
+
+    assert (asked_for(5), asked_for(6)) == (0, 1)
+
+
 def test_a_node_that_knows_no_cluster_yet() -> None:
     world = world_of_cities()
     world.catalog.apply("cluster", None, world.catalog.offset)

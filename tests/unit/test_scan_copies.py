@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -371,3 +372,39 @@ def test_the_slow_are_hedged_within_a_budget_and_the_silent_asked_last() -> None
     assert health.answering(["a", "b"], 103.5) == ["a", "b"]
     health.asked("a")
     assert health.less_busy("a", "b") == "b"
+
+
+def test_who_is_behind_is_not_asked_again_and_again() -> None:
+    """It answers, and quickly, but that it does not hold the number yet."""
+    world = of_two_copies()
+
+    async def test(services: ByNode) -> None:
+        restart(world, "n1")
+        for _ in range(20):
+            assert ids(await ask(services["n2"])) == ALL
+        asked_it = [one.span.slices for node, one in world.nodes["n2"].reads if node == "n1"]
+        times = Counter(number for slices in asked_it for number in slices)
+        assert set(times) <= {0, 3}, "n2 has the others itself"
+        assert max(times.values(), default=0) <= 1
+
+    run(test, world)
+
+
+def test_a_copy_is_behind_for_its_slice_alone_and_until_it_answers() -> None:
+    health = PeerHealth()
+    health.lacks("a", ("i", 0), 100.0)
+    assert health.behind(("i", 0), 100.5) == {"a"}
+    assert health.order(["a", "b"], 100.5, ("i", 0)) == ["b", "a"]
+    assert health.order(["a", "b"], 100.5, ("i", 1)) == ["a", "b"], "what else it has may be new"
+    assert health.answering(["a", "b"], 100.5) == ["a", "b"], "it answers"
+    assert health.behind(("i", 0), 101.5) == set()
+    health.lacks("a", ("i", 0), 101.5)
+    health.lacks("a", ("i", 0), 102.0)  # (asked before that was known)
+    assert health.behind(("i", 0), 103.4) == {"a"}, "for twice as long"
+    assert health.behind(("i", 0), 103.5) == set()
+    health.silent("b", 101.0)
+    assert health.order(["b", "a"], 101.8, ("i", 0)) == ["a", "b"], "who is behind may hold it by now"
+    health.holds("a", ("i", 0))
+    assert health.behind(("i", 0), 102.0) == set()
+    health.lacks("a", ("i", 0), 110.0)
+    assert health.behind(("i", 0), 111.0) == set(), "it begins anew"

@@ -5,7 +5,8 @@ Theory of operation
 ===================
 Every slice is asked at one copy at first. It is asked at its next one
 
-* when that copy answers that it does not hold the snapshot, or its node refuses or cannot be reached;
+* when that copy answers that it does not hold the snapshot, or its node refuses or cannot be reached; one
+  that does not hold it yet is the last to be asked for a while (`PeerHealth.lacks`);
 * when the node has not answered for longer than most of its answers take (`PeerHealth.hedge_s`): then both
   are waited for, and the first answer counts. That has a budget; where it is used up, a while later whatever
   that says: a node that says nothing would else take all the time that the request has.
@@ -110,8 +111,8 @@ class CopyRequests:
         for request in requests.values():
             for number, after in zip(request.span.slices, request.span.after, strict=True):
                 self._after[number] = after
-                self._untried[number] = self._untried_of(request, further.get(number, ()))
-                self._leaving[number] = self._untried_of(request, (leaving or {}).get(number, ()))
+                self._untried[number] = self._untried_of(request, number, further.get(number, ()))
+                self._leaving[number] = self._untried_of(request, number, (leaving or {}).get(number, ()))
 
     async def run(self) -> list[Answer]:
         """The answer of every slice. Raises as `ask`: what the copy that was asked first has said, and of a
@@ -146,10 +147,12 @@ class CopyRequests:
         """The slices that some node is being asked for."""
         return {number for one in self._running.values() for number in one.request.span.slices}
 
-    def _untried_of(self, request: ReadRequest, further: Sequence[str]) -> list[str]:
+    def _untried_of(self, request: ReadRequest, number: int, further: Sequence[str]) -> list[str]:
         """The further copies of a slice in the order in which to ask them. (What a copy has given is examined
         there.)"""
-        return [] if request.shape.examine else self._nodes.health.order(further, self._now())
+        if request.shape.examine:
+            return []
+        return self._nodes.health.order(further, self._now(), (request.span.index, number))
 
     # --- asking ---------------------------------------------------------------------------------------------
 
@@ -242,9 +245,12 @@ class CopyRequests:
             try:
                 self._target.check(node, one)
             except (SnapshotMissingError, RetryableError) as error:
+                if isinstance(error, SnapshotMissingError) and error.newest < request.consistency.number:
+                    self._nodes.health.lacks(node, (request.span.index, one.slice), self._now())
                 self._note(one.slice, error)
                 missing.append(one.slice)
                 continue
+            self._nodes.health.holds(node, (request.span.index, one.slice))
             del self._after[one.slice]
             self._found.append((node, reply.leased, one))
         self._go_on(missing)

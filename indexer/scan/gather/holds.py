@@ -200,7 +200,9 @@ class HoldRegistry:
             return
         further = {
             number: self.nodes.health.order(
-                [one for one in target.copies(number) if one not in leased.get(number, ())], monotonic()
+                [one for one in target.copies(number) if one not in leased.get(number, ())],
+                monotonic(),
+                (target.index, number),
             )
             for number in sorted(target.nodes)
         }

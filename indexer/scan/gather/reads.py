@@ -96,6 +96,13 @@ class Reads:
         healthy = self.nodes.health.answering(replicas, monotonic()) or replicas
         return self.nodes.health.less_busy(*random.choices(healthy, k=2))
 
+    def _replica(self, index: Scannable, number: int) -> str:
+        """Where to read a slice: not where it is behind, if there is another copy."""
+        copies = index.placement[number]
+        if len(copies) == 1:
+            return self.directory.replica(copies)
+        return self.directory.replica(copies, self.nodes.health.behind((index.id, number), monotonic()))
+
     async def ready_index(self, name: str, moment: Moment, gone: Gone, layout: str = "") -> Scannable:
         """The index, waiting a moment for an end of its build that this node has not read of yet: who was
         told READY by the coordinator may scan at once.
@@ -244,7 +251,7 @@ class Reads:
         at_least = demanded_offsets(moment, index.partitions)
         stamp, lacking = self.directory.newest_stamp(index, moment, seen, at_least)
         if stamp is not None and lacking is None and not index.out:
-            nodes = {number: self.directory.replica(index.placement[number]) for number in slices}
+            nodes = {number: self._replica(index, number) for number in slices}
             try:
                 return await read_at(index, stamp, nodes, [])
             except HINDRANCES as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import lru_cache
 from time import monotonic, perf_counter
 from typing import Any, Final, TypeVar
@@ -27,7 +27,13 @@ from indexer.scan.gather.service import ScanService
 from indexer.scan.http.openapi import INDEX_PATH, Examples, add_route
 from indexer.scan.http.problems import OnBug, problem_response
 from indexer.scan.local.reader import INLINE_ROWS, LocalReader
-from indexer.scan.peer.messages import LeaseRequest, MalformedRequestError, OutOfTimeError, ReadMessage
+from indexer.scan.peer.messages import (
+    LeaseRequest,
+    MalformedRequestError,
+    OutOfTimeError,
+    ReadMessage,
+    SliceReply,
+)
 from indexer.scan.peer.wellformed import check
 from indexer.scan.plan.waiting import Gone, ReaderGoneError
 from indexer.scan.request.request import CountRequest, Moment, MomentT, ScanRequest, from_query, parse
@@ -107,6 +113,12 @@ class ScanMetrics:
         self._errors = Counter(
             "keytide_scan_errors", "Requests that ended in an error", ["type"], registry=registry
         )
+        self._behind = Counter(
+            "keytide_scan_slices_behind",
+            "Slices that other nodes have asked for at a snapshot that they did not hold yet (then another "
+            "copy is asked)",
+            registry=registry,
+        )
         self._children: dict[tuple[str, str], Histogram] = {}
 
     def answered(self, answer: WrittenAnswer, seconds: float) -> None:
@@ -117,6 +129,11 @@ class ScanMetrics:
             child = self._children[labels] = self._seconds.labels(*labels)
         child.observe(seconds)
         self._rows.inc(answer.rows)
+
+    def read(self, number: int, slices: Iterable[SliceReply]) -> None:
+        """Count what another node has asked for in vain."""
+        if behind := sum(one.gone and one.newest < number for one in slices):
+            self._behind.inc(behind)
 
     def failed(self, problem_type: str) -> None:
         """Count an error."""

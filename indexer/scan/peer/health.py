@@ -4,6 +4,10 @@ A copy on a node that was silent is asked last for a while, and a copy that take
 node's answers is *hedged*: another one is asked, too, and the first answer counts. (Dean and Barroso, "The
 Tail at Scale", 2013; the budget keeps a slow cluster from being asked twice as much.) Of two copies the one
 with less to do is asked (power of two choices).
+
+A copy that is *behind* has answered that it does not hold a number yet: its node is back, and reads its
+queue. It is asked after the others for a while as well, of that slice alone: what else its node has may be as
+new as anybody's.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ from typing import Final
 
 SUSPECT_S: Final = 1.0
 LONGEST_SUSPECT_S: Final = 8.0
-"""For how long a node that did not answer is asked last; doubled from the first to the longest."""
+"""For how long a node that did not answer, or a copy that is behind, is asked last; doubled from the first to
+the longest."""
 REMEMBERED: Final = 64
 LEAST_HEDGE_S: Final = 0.02
 FIRST_HEDGE_S: Final = 0.1
@@ -28,14 +33,34 @@ HEDGED_SHARE: Final = 0.05
 """At most this share of requests is hedged, and so many at once."""
 
 
+Slice = tuple[str, int]
+"""(index id, slice)."""
+
+
+@dataclass(slots=True)
+class _Pause:
+    """How long something is not asked first."""
+
+    until: float = 0.0
+    seconds: float = 0.0
+
+    def again(self, now: float) -> None:
+        """Asked in vain: twice as long as the last time, but for what was asked before that was known."""
+        if now >= self.until:
+            self.seconds = min(LONGEST_SUSPECT_S, 2 * self.seconds or SUSPECT_S)
+            self.until = now + self.seconds
+
+    def end(self) -> None:
+        self.until = self.seconds = 0.0
+
+
 @dataclass(slots=True)
 class _Peer:
-    """One node: requests under way, seconds that the last answers took, and since when it is silent."""
+    """One node: requests under way, seconds that the last answers took, and for how long it is suspected."""
 
     under_way: int = 0
     took: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    suspect_until: float = 0.0
-    suspect_s: float = 0.0
+    suspect: _Pause = field(default_factory=_Pause)
     hedge_s: float = FIRST_HEDGE_S
 
 
@@ -45,6 +70,7 @@ class PeerHealth:
     def __init__(self) -> None:
         self._peers: dict[str, _Peer] = {}
         self._budget = BUDGET
+        self._behind: dict[Slice, dict[str, _Pause]] = {}
 
     def asked(self, node: str) -> None:
         """A request goes to a node; `ended` follows, and before it `answered` or `silent` may."""
@@ -58,7 +84,7 @@ class PeerHealth:
     def answered(self, node: str, took_s: float) -> None:
         """A short request was answered."""
         peer = self._peer(node)
-        peer.suspect_until = peer.suspect_s = 0.0
+        peer.suspect.end()
         peer.took.append(took_s)
         if len(peer.took) == 1 or len(peer.took) % 8 == 0 or took_s > peer.hedge_s:
             ordered = sorted(peer.took)
@@ -69,18 +95,33 @@ class PeerHealth:
 
     def silent(self, node: str, now: float) -> None:
         """It did not answer, or not while another one did."""
-        peer = self._peer(node)
-        if now >= peer.suspect_until:
-            peer.suspect_s = min(LONGEST_SUSPECT_S, 2 * peer.suspect_s or SUSPECT_S)
-            peer.suspect_until = now + peer.suspect_s
+        self._peer(node).suspect.again(now)
 
-    def order(self, copies: Sequence[str], now: float) -> list[str]:
-        """The copies with those on suspected nodes last."""
-        return sorted(copies, key=lambda node: self._peer(node).suspect_until > now)
+    def lacks(self, node: str, of: Slice, now: float) -> None:
+        """A node's copy of a slice does not hold yet what is published."""
+        self._behind.setdefault(of, {}).setdefault(node, _Pause()).again(now)
+
+    def holds(self, node: str, of: Slice) -> None:
+        """It has answered from what it was asked for."""
+        pauses = self._behind.get(of)
+        if pauses is not None and node in pauses:
+            del pauses[node]
+            if not pauses:
+                del self._behind[of]
+
+    def behind(self, of: Slice, now: float) -> set[str]:
+        """The nodes whose copies of a slice are to be done without for a while, if others answer."""
+        pauses = self._behind.get(of, {})
+        return {node for node, one in pauses.items() if one.until > now}
+
+    def order(self, copies: Sequence[str], now: float, of: Slice | None = None) -> list[str]:
+        """The copies with those that are behind, and those on suspected nodes, last."""
+        behind = self.behind(of, now) if of is not None else ()
+        return sorted(copies, key=lambda node: (self._peer(node).suspect.until > now, node in behind))
 
     def answering(self, copies: Sequence[str], now: float) -> list[str]:
         """The copies on nodes that are not suspected."""
-        return [node for node in copies if self._peer(node).suspect_until <= now]
+        return [node for node in copies if self._peer(node).suspect.until <= now]
 
     def less_busy(self, one: str, other: str) -> str:
         """Of two nodes the one with less to do."""
