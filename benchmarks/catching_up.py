@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from benchmarks.asking import until
 from benchmarks.documents import PARTITIONS, load
 from benchmarks.harness import Bench, Result, machine_state, say
+from benchmarks.hearing import Stamps
 from benchmarks.latency import writing
-from benchmarks.recovery import Stamps, until
 from benchmarks.throughput import TOPIC
 from keytide.errors import invariant
 

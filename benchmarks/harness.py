@@ -114,10 +114,15 @@ class Bench:
         nodes: indexer processes.
         settings: as environment variables.
         supervise: start parts again that die.
+        coordinators: processes, of which one leads.
     """
 
     def __init__(
-        self, nodes: int = 2, settings: Mapping[str, str] | None = None, supervise: bool = True
+        self,
+        nodes: int = 2,
+        settings: Mapping[str, str] | None = None,
+        supervise: bool = True,
+        coordinators: int = 1,
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="keytide-bench-"))
         patient = {
@@ -126,6 +131,7 @@ class Bench:
         self.cluster = LocalCluster(
             self._folder,
             nodes=nodes,
+            coordinators=coordinators,
             settings={**patient, **(settings or {})},
             supervise=supervise,
             say=say,
@@ -137,7 +143,7 @@ class Bench:
         except BaseException:
             _look(self._folder, True)
             raise
-        self.admin = Admin(self.cluster.coordinator_url)
+        self.admin = Admin(self.cluster.coordinator_urls)
         self.client = Client(self.cluster.node_urls[0])
         return self
 

@@ -9,21 +9,16 @@ still makes those behind it late, as it would for users.
 
 from __future__ import annotations
 
-import json
-import random
 import time
-import urllib.request
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
+from benchmarks.asking import Copied, entries_by_node, indexed, live, placement, url_of, wait, wait_job
 from benchmarks.documents import PARTITIONS, load, padded
-from benchmarks.harness import Bench, Result, machine_state, percentiles, progress_line, say
-from benchmarks.latency import connect, scan_body, send_scan, writing
+from benchmarks.harness import Bench, Result, machine_state, percentiles, say
+from benchmarks.latency import writing
+from benchmarks.readers import Scans
 from benchmarks.throughput import BY_CITY, MILLION, TOPIC
 from keytide.errors import invariant
-from keytide.process.worker import Worker
 
 UPDATES_PER_S: Final = 1_000
 SCANS_PER_S: Final = 50
@@ -31,7 +26,6 @@ GATHERS_PER_S: Final = 10
 """Scans that ask eight slices of three nodes."""
 LIMIT_BYTES_PER_S: Final = 100_000_000
 BASELINE_S: Final = 20.0
-LIMIT_S: Final = 600.0
 PADDED: Final = (
     "CREATE INDEX by_city ON people (city, age) INCLUDE (pad) PARTITION BY HASH(id) "
     "WITH (slices=1, replicas=0)"
@@ -60,7 +54,7 @@ def move(documents: int = MILLION) -> Result:
             with bench.measured(result), scans.part("moving"):
                 began, had = time.monotonic(), indexed(bench)
                 job = bench.admin.call("POST", f"/v1/nodes/{placed[0]}/drain")
-                _wait(lambda: placement(bench) not in ([placed], []), "the new copy counts")
+                wait(lambda: placement(bench) not in ([placed], []), "the new copy counts")
                 result.figures["seconds"] = round(time.monotonic() - began, 2)
                 filled = {url_of(bench)[node] for nodes in placement(bench) for node in nodes}
                 invariant(asked not in filled, "BenchmarkMove", "scans were asked of the node that is filled")
@@ -86,14 +80,14 @@ def join(documents: int = MILLION) -> Result:
     result = Result("join", machine=machine_state())
     with Bench(nodes=4, settings=SETTINGS, supervise=False) as bench:
         bench.cluster.kill("node-4")
-        _wait(lambda: len(live(bench)) == 3, "the fourth node is missed")
+        wait(lambda: len(live(bench)) == 3, "the fourth node is missed")
         bench.make_topic(TOPIC, PARTITIONS)
         load(bench.bootstrap, TOPIC, range(documents))
         bench.create_index(BY_CITY.replace("slices=8", "slices=8, replicas=1"))
         with writing(bench, UPDATES_PER_S), Scans(url_of(bench)["node-1"], 100, GATHERS_PER_S) as scans:
             before = _baseline(bench, scans)
             bench.cluster.restart("node-4")
-            _wait(lambda: len(live(bench)) == 4, "the fourth node is heard")
+            wait(lambda: len(live(bench)) == 4, "the fourth node is heard")
             plan = bench.admin.call("POST", "/v1/rebalance", {"dry_run": True})
             with bench.measured(result), scans.part("moving"):
                 began, had = time.monotonic(), indexed(bench)
@@ -142,151 +136,3 @@ def _compare(result: Result, scans: Scans, before: float, during: float) -> None
     result.figures["indexed_per_s_quiet"] = round(before)
     for why, count in scans.refused.items():
         say(f"refused {count} times: {why}")
-
-
-# --- what is asked of the cluster -----------------------------------------------------------------------
-
-
-def url_of(bench: Bench) -> dict[str, str]:
-    """Where each node answers, by name."""
-    names = sorted(name for name in bench.cluster.ports if name.startswith("node-"))
-    return dict(zip(names, bench.cluster.node_urls, strict=True))
-
-
-def live(bench: Bench) -> list[str]:
-    """The nodes that are heard."""
-    return [node["id"] for node in bench.admin.call("GET", "/v1/nodes") if node["live"]]
-
-
-def indexed(bench: Bench) -> int:
-    """Offsets of the source that stable scans include, of all partitions together."""
-    shown = bench.admin.call("GET", "/v1/indexes/by_city")["timestamp"]
-    return sum(place["offset"] for place in shown.values())
-
-
-def placement(bench: Bench) -> list[list[str]]:
-    """The nodes of each slice whose copies count."""
-    found: list[list[str]] = bench.admin.call("GET", "/v1/indexes/by_city")["placement"]
-    return found
-
-
-def entries_by_node(bench: Bench) -> dict[str, int]:
-    """Entries of all copies of the index that count."""
-    shown = bench.admin.call("GET", "/v1/indexes/by_city")
-    found: dict[str, int] = defaultdict(int)
-    for nodes, entries in zip(shown["placement"], shown["entries_by_slice"], strict=True):
-        for node in nodes:
-            found[node] += entries or 0
-    return found
-
-
-def wait_job(bench: Bench, id_: str) -> dict[str, Any]:
-    """A job that is DONE."""
-    shown: dict[str, Any] = {}
-
-    def done() -> bool:
-        shown.update(bench.admin.call("GET", f"/v1/jobs/{id_}"))
-        progress_line(shown["detail"])
-        return bool(shown["state"] == "DONE")
-
-    _wait(done, f"{id_} is done")
-    return shown
-
-
-def _wait(done: Any, what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not done():
-        invariant(time.monotonic() < deadline, "BenchmarkWait", f"{what}: not after {LIMIT_S:.0f} s")
-        time.sleep(0.1)
-
-
-class Copied:
-    """Bytes that copies were filled with on any node, and for how long they came, while the block runs."""
-
-    def __init__(self, bench: Bench) -> None:
-        self._urls = bench.cluster.node_urls
-        self._worker = Worker("copied", None, self._run)
-        self._seen: list[tuple[float, int]] = []
-
-    @property
-    def bytes(self) -> int:
-        """All of them."""
-        return self._seen[-1][1]
-
-    @property
-    def seconds(self) -> float:
-        """From the last moment without to the first with all."""
-        first = max(at for at, size in self._seen if size == 0)
-        return min(at for at, size in self._seen if size == self.bytes) - first
-
-    def _run(self) -> None:
-        while not self._worker.stopping.wait(0.25):
-            self._seen.append((time.monotonic(), sum(map(self._of, self._urls))))
-
-    @staticmethod
-    def _of(url: str) -> int:
-        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
-            for line in answer.read().decode().splitlines():
-                if line.startswith("keytide_node_copied_bytes_total"):
-                    return int(float(line.split()[1]))
-        return 0
-
-    def __enter__(self) -> Copied:
-        self._worker.open()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._worker.close(30)
-        self._worker.check()
-
-
-class Scans:
-    """Scans at a rate through one node, while the block runs.
-
-    Attributes:
-        ms: part -> of each scan that was due in it.
-        refused: why -> how often.
-    """
-
-    def __init__(self, url: str, rows: int, per_second: int) -> None:
-        self.ms: dict[str, list[float]] = defaultdict(list)
-        self.refused: dict[str, int] = defaultdict(int)
-        self._rows = rows
-        self._every_s = 1 / per_second
-        self._part = ""
-        self._url = url
-        self._worker = Worker("scans", None, self._run)
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Keep what is measured in the block under a name."""
-        self._part = name
-        try:
-            yield
-        finally:
-            self._part = ""
-
-    def _run(self) -> None:
-        chance, due = random.Random(7), time.perf_counter()
-        connection = connect(self._url)
-        while not self._worker.stopping.is_set():
-            due += self._every_s
-            if (ahead := due - time.perf_counter()) > 0:
-                time.sleep(ahead)
-            part = self._part
-            status, answer = send_scan(connection, scan_body(chance, self._rows))
-            if status != 200:
-                problem = json.loads(answer)
-                self.refused[problem["type"]] += 1
-                say(f"refused: {problem['type']}: {problem.get('detail')}")
-            elif part:
-                self.ms[part].append((time.perf_counter() - due) * 1000)
-        connection.close()
-
-    def __enter__(self) -> Scans:
-        self._worker.open()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._worker.close(90)
-        self._worker.check()

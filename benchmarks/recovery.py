@@ -10,26 +10,21 @@ from __future__ import annotations
 
 import shutil
 import statistics
-import threading
 import time
-import urllib.request
-from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient
 
 from benchmarks import stress
+from benchmarks.asking import SOON_S, is_ready, until
 from benchmarks.documents import PARTITIONS, document, document_id, load
 from benchmarks.harness import Bench, Result, machine_state, say
+from benchmarks.hearing import Stamps
 from benchmarks.throughput import BY_CITY, MILLION, TOPIC
 from keytide.client import Client
 from keytide.errors import KeytideError, invariant
-from keytide.model.topics import Topics
-from keytide.wire.messages import StabilityTimestamp, decode
 
-LIMIT_S = 180.0
 TIMES = 3
 """Kills of one part; the figure is the median."""
 FOLD_AGE_S = 5
@@ -195,80 +190,6 @@ class Freshness:
             placed.append((message.partition() or 0, message.offset() or 0))
 
         self._producer.produce(TOPIC, document(0), self._probe, on_delivery=delivered)
-        self._producer.flush(LIMIT_S)
+        self._producer.flush(SOON_S)
         (partition, offset), began = placed[0], time.monotonic()
         until(lambda: self.page(at_least={str(partition): offset + 1}, timeout_ms=30_000), began)
-
-
-class Stamps:
-    """Listens to `control`: when stability timestamps of the benchmark's keyspace come."""
-
-    def __init__(self, bootstrap: str) -> None:
-        self._consumer = Consumer(
-            {
-                "bootstrap.servers": bootstrap,
-                "group.id": "bench-stamps",
-                "enable.auto.commit": False,
-                "fetch.wait.max.ms": 50,
-                "log_level": 0,
-                "reconnect.backoff.max.ms": 100,
-            }
-        )
-        topic = Topics("keytide").control
-        end = self._consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)[1]
-        self._consumer.assign([TopicPartition(topic, 0, end)])
-        self._changed = threading.Condition()
-        self._stop = False
-        self.times: list[float] = []
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        while not self._stop:
-            message = self._consumer.poll(0.1)
-            if message is None or message.error() is not None:
-                continue
-            if isinstance(decode(message.value() or b""), StabilityTimestamp):
-                with self._changed:
-                    self.times.append(time.monotonic())
-                    self._changed.notify_all()
-
-    def wait_after(self, moment: float) -> float:
-        """When the first timestamp after `moment` came; waits for it."""
-        with self._changed:
-            invariant(
-                self._changed.wait_for(lambda: bool(self.times) and self.times[-1] > moment, LIMIT_S),
-                "BenchmarkStamps",
-                "no stability timestamp comes",
-            )
-            return next(at for at in self.times if at > moment)
-
-    def between(self, begin: float, end: float) -> list[float]:
-        """Seconds between the timestamps of a stretch of time, its bounds included."""
-        with self._changed:
-            times = [begin, *(at for at in self.times if begin < at < end), end]
-        return [later - earlier for earlier, later in pairwise(times)]
-
-    def __enter__(self) -> Stamps:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop = True
-        self._thread.join()
-        self._consumer.close()
-
-
-def until(condition: Callable[[], bool], began: float) -> float:
-    """Seconds since `began` when the condition holds."""
-    while not condition():
-        invariant(time.monotonic() - began < LIMIT_S, "BenchmarkLimit", f"not within {LIMIT_S} s")
-        time.sleep(0.005)
-    return time.monotonic() - began
-
-
-def is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/readyz", timeout=2) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
