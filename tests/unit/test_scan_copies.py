@@ -296,7 +296,7 @@ def test_a_copy_that_leaves_is_asked_when_none_that_counts_answers() -> None:
     both, away = {0, 1}, NodeUnavailableError("away", node="a")
     here = (0.0, both)
     assert answers({"a": (0, away), "b": here, "c": here}) == {0: "b", 1: "b"}
-    assert answers({"a": (0.3, both), "b": (0.2, both), "c": here}) == {0: "a", 1: "a"}, "they are slow"
+    assert answers({"a": (0.3, both), "b": (9, both), "c": here}) == {0: "a", 1: "a"}, "they are slow"
     assert answers({"a": (0, away), "b": (0, away), "c": here}) == {0: "c", 1: "c"}
     assert answers({"a": (0, away), "c": here}, further={}) == {0: "c", 1: "c"}
     assert answers({"a": (0, {0}), "c": here}, further={}) == {0: "a", 1: "c"}
