@@ -23,6 +23,7 @@ from tests.chaos.run import Run, Say, StoppedError, Target
 from tests.chaos.shapes import SHAPES
 from tests.chaos.truth import Truth
 from tests.chaos.writing import Writer
+from tests.waiting import slowness
 
 SETTINGS = {
     "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
@@ -227,10 +228,10 @@ class Driver:
         for topic in self._topics:
             for number in range(2):
                 Builder(run, topic, 0).drop(f"{topic}_churn{number}")
-        deadline = time.monotonic() + GONE_LIMIT_S
+        deadline = time.monotonic() + GONE_LIMIT_S * slowness()
         while any(one["keyspace"] in self._topics for one in run.admin("GET", "/v1/indexes")):
             if time.monotonic() > deadline:
-                run.fail(f"dropped indexes are not gone after {GONE_LIMIT_S:.0f} s")
+                run.fail(f"dropped indexes are not gone after {GONE_LIMIT_S * slowness():.0f} s")
                 return
             run.pause(0.3)  # (projectors let go of them while the topics are there)
         admin = AdminClient({"bootstrap.servers": run.bootstrap})

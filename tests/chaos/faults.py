@@ -22,6 +22,7 @@ from tests.chaos.moving import lay_out, move
 from tests.chaos.processes import Processes, family, send, stopped
 from tests.chaos.run import Run
 from tests.chaos.truncating import cut
+from tests.waiting import slowness
 
 FRESH_LIMIT_S = 180.0
 STALL_S = (12.0, 18.0)
@@ -244,9 +245,11 @@ def fresh_again(run: Run, when: str, limit: float = FRESH_LIMIT_S) -> float:
     """Wait until a stable scan of every index shows all that the source has now; seconds that it took.
 
     Args:
-        limit: seconds without any build that moves (rebuilds of slices are builds).
+        limit: seconds without any build that moves (rebuilds of slices are builds), on a machine that is as
+            fast as most.
     """
     began = time.monotonic()
+    limit *= slowness()
     patience = run.patience(limit, 5 * limit)
     number = 0
     for target in run.targets():

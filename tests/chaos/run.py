@@ -18,6 +18,7 @@ from keytide.errors import KeytideError, RetryableError
 from tests.chaos.patience import Patience, builds_of
 from tests.chaos.shapes import Shape
 from tests.chaos.truth import Truth
+from tests.waiting import slowness
 
 Say = Callable[[str], None]
 ANSWER_MS = 6_000
@@ -150,12 +151,13 @@ class Run:
     # --- the cluster -------------------------------------------------------------------------------------
 
     def admin(self, method: str, path: str, body: Any = None, *, limit: float = 90.0) -> Any:
-        """Call the coordinator; waits while it is away.
+        """Call the coordinator; waits while it is away, for as long as the machine is slow.
 
         Raises:
             KeytideError: what it answers, if that is no use trying again.
             StoppedError: the run is over.
         """
+        limit *= slowness()
         deadline = time.monotonic() + limit
         while True:
             try:
