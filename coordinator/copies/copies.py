@@ -175,8 +175,8 @@ class Copies:
             return self._count(record, index)
         if status is not None and status.state in WHOLE:
             return []  # it needs no other copy any more
-        if self._reports.serves(index, record.slice, record.source):
-            return []
+        if self._reports.serves(index, record.slice, record.source) or self._nodes.unheard([record.source]):
+            return []  # (who has begun to lead hears one node after the other)
         return self._replace_source(record, index)
 
     def _count(self, record: CopyRecord, index: IndexRecord) -> list[Instruction]:

@@ -34,6 +34,27 @@ def test_one_that_is_begun_goes_on() -> None:
     assert world.leader.stability.nodes.slice_serves(record.node, INDEX, 0, 0)
 
 
+def test_its_source_is_not_another_one_because_that_was_heard_first() -> None:
+    """What it has is of the old source's generation: with another one it would begin again. One that stays
+    silent is replaced all the same."""
+    world = CopiesWorld([["n1", "n2"]], replicas=2)
+    world.go(1_000)
+    record = world.record()
+    assert record.source == "n1"
+    world.fill(record, "FILLING")
+    world.beat()
+    world.nodes["n1"].up = False
+    world.succeed()
+    world.go(LIMITS.node_timeout_ms - 500)
+    assert world.record() == record
+    world.nodes["n1"].up = True
+    world.go(5_000)
+    assert world.record() == record
+    world.nodes["n1"].up = False
+    world.succeed()
+    world.until(lambda: world.record().source == "n2", LIMITS.node_timeout_ms + 1_000)
+
+
 def test_ids_are_never_used_again() -> None:
     world = CopiesWorld([["n1"]])
     ids = []
