@@ -26,8 +26,8 @@ CACHES = frozenset({"__pycache__", ".hypothesis", ".pytest_cache", "build"})
 """What a test run may leave at the top of the repository, or what `make` puts there meanwhile."""
 NO_SKIPS = os.environ.get("KEYTIDE_NO_SKIPS") == "1"
 LONGEST_FIRST = (
-    *("crash_matrix", "replicas", "stalls", "build_control", "disk", "acceptance_19", "rebuild"),
-    *("acceptance_sources", "several"),
+    *("crash_matrix", "replicas", "copies_interrupted", "stalls", "build_control", "disk", "acceptance_19"),
+    *("rebuild", "acceptance_sources", "several"),
     *("restarts", "acceptance_7", "verify", "origin", "range", "acceptance", "acceptance_8", "history"),
     *(
         "backfill",
@@ -57,7 +57,8 @@ LONGEST_FIRST = (
 workers with nothing to do."""
 
 TAKE_TURNS = (
-    *("crash_matrix", "replicas", "stalls", "build_control", "disk", "acceptance_19", "rebuild", "several"),
+    *("crash_matrix", "replicas", "copies_interrupted", "stalls", "build_control", "disk", "acceptance_19"),
+    *("rebuild", "several"),
     *("restarts", "acceptance_7", "origin", "range", "acceptance_8", "history", "rollback_rebuild"),
     *(
         "hot_slices",
