@@ -22,6 +22,7 @@ from benchmarks import (
     latency,
     moving,
     noisy,
+    outage,
     peers,
     recovery,
     scale,
@@ -49,6 +50,7 @@ ALL: dict[str, Callable[..., Result]] = {
     "arrow": bulk.arrow,
     "growth": throughput.growth,
     "recovery": recovery.recovery,
+    "outage": outage.outage,
     "catch-up": catching_up.catch_up,
     "scale": scale.scale,
 }

@@ -20,12 +20,14 @@ class Scans:
     """Scans at a rate through one node, while the block runs.
 
     Attributes:
-        ms: part -> of each scan that was due in it.
+        ms: part -> of each scan that was due in it, from then on.
+        sent_ms: the same from when it was sent: what one scan takes, however late those before it were.
         refused: why -> how often.
     """
 
     def __init__(self, url: str, rows: int, per_second: int) -> None:
         self.ms: dict[str, list[float]] = defaultdict(list)
+        self.sent_ms: dict[str, list[float]] = defaultdict(list)
         self.refused: dict[str, int] = defaultdict(int)
         self._rows = rows
         self._every_s = 1 / per_second
@@ -49,7 +51,7 @@ class Scans:
             due += self._every_s
             if (ahead := due - time.perf_counter()) > 0:
                 time.sleep(ahead)
-            part = self._part
+            part, sent = self._part, time.perf_counter()
             try:
                 status, answer = send_scan(connection, scan_body(chance, self._rows))
             except (OSError, http.client.HTTPException) as error:
@@ -62,7 +64,9 @@ class Scans:
                 self.refused[problem["type"]] += 1
                 say(f"refused: {problem['type']}: {problem.get('detail')}")
             elif part:
-                self.ms[part].append((time.perf_counter() - due) * 1000)
+                done = time.perf_counter()
+                self.ms[part].append((done - due) * 1000)
+                self.sent_ms[part].append((done - sent) * 1000)
         connection.close()
 
     def __enter__(self) -> Scans:
