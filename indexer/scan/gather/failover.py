@@ -8,10 +8,11 @@ Every slice is asked at one copy at first. It is asked at its next one
 * when that copy answers that it does not hold the snapshot, or its node refuses or cannot be reached; one
   that does not hold it yet is the last to be asked for a while (`PeerHealth.lacks`);
 * when the node has not answered for longer than most of its answers take (`PeerHealth.hedge_s`): then both
-  are waited for, and the first answer counts. That has a budget; where it is used up, a while later whatever
-  that says: a node that says nothing would else take all the time that the request has.
+  are waited for, and the first answer counts. Where too many were asked twice lately it is waited for longer:
+  half of the time that is left, `LONG_HEDGE_S` at most if the request is short. When nothing at all was heard
+  of the node by then the other copy is asked all the same, and has time to answer.
 
-A copy that leaves is asked when none that counts answers: for that it would else be waited for (R42).
+A copy that leaves is the last to be asked, when those that count have failed or stand still (R42).
 
 A slice is answered by one copy only; whoever asks goes on with that one (`Target.elsewhere`).
 """
@@ -26,7 +27,7 @@ from typing import Protocol
 
 import msgspec
 
-from indexer.scan.peer.health import LONG_HEDGE_S, PeerHealth
+from indexer.scan.peer.health import LEAST_HEDGE_S, LONG_HEDGE_S, PeerHealth
 from indexer.scan.peer.messages import (
     HistoryAheadError,
     OutOfTimeError,
@@ -206,7 +207,7 @@ class CopyRequests:
             if one.hedge_at > now:
                 continue
             left = self._open(one)
-            if one.patient:
+            if one.patient and not self._nodes.health.heard_since(one.node, one.since):
                 one.hedge_at = 0.0
                 self._ask_elsewhere(left, one.request)
                 continue
@@ -215,7 +216,7 @@ class CopyRequests:
             if counted and self._nodes.health.may_hedge():
                 self._ask_elsewhere(counted, one.request)
                 left = [number for number in left if number not in counted]
-            half = self._target.left_s / 2
+            half = max(LEAST_HEDGE_S, self._target.left_s / 2)
             patience = min(LONG_HEDGE_S, half) if _is_short(one.request) else half
             one.hedge_at = now + patience if left else 0.0
 
@@ -227,8 +228,11 @@ class CopyRequests:
         except RetryableError as error:
             if isinstance(error, NodeUnavailableError):
                 self._nodes.health.silent(one.node, self._now())
+            else:
+                self._nodes.health.heard(one.node, self._now())
             self._failed(one.node, one.request.span.slices, error)
             return
+        self._nodes.health.heard(one.node, self._now())
         if _is_short(one.request):
             self._nodes.health.answered(one.node, self._now() - one.since)
         self._take(one.node, one.request, reply)

@@ -5,6 +5,9 @@ node's answers is *hedged*: another one is asked, too, and the first answer coun
 Tail at Scale", 2013; the budget keeps a slow cluster from being asked twice as much.) Of two copies the one
 with less to do is asked (power of two choices).
 
+Where answers take now this long and now that, hedging uses the budget up. So a node that is slow is told from
+one that stands still: of that nothing at all is heard, and others are asked whatever the budget says.
+
 A copy that is *behind* has answered that it does not hold a number yet: its node is back, and reads its
 queue. It is asked after the others for a while as well, of that slice alone: what else its node has may be as
 new as anybody's.
@@ -56,9 +59,11 @@ class _Pause:
 
 @dataclass(slots=True)
 class _Peer:
-    """One node: requests under way, seconds that the last answers took, and for how long it is suspected."""
+    """One node: requests under way, when it was heard last, seconds that the last answers took, and for how
+    long it is suspected."""
 
     under_way: int = 0
+    heard_at: float = 0.0
     took: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     suspect: _Pause = field(default_factory=_Pause)
     hedge_s: float = FIRST_HEDGE_S
@@ -80,6 +85,14 @@ class PeerHealth:
     def ended(self, node: str) -> None:
         """It was answered, has failed, or is not waited for any more."""
         self._peer(node).under_way -= 1
+
+    def heard(self, node: str, now: float) -> None:
+        """It has said something, whatever that is."""
+        self._peer(node).heard_at = now
+
+    def heard_since(self, node: str, then: float) -> bool:
+        """Whether it has said anything since a moment."""
+        return self._peer(node).heard_at > then
 
     def answered(self, node: str, took_s: float) -> None:
         """A short request was answered."""
