@@ -224,11 +224,17 @@ class Answering:
         return ReadReply([SliceReply(one, 10, Timestamp(), [], False, 0, False, 10, 0) for one in told])
 
 
-class OneSecond:
-    """What is read within a second, whatever comes of it."""
+class Wanted:
+    """What is read within some seconds, whatever comes of it."""
 
-    left_s = 1.0
     within_ms = 900
+
+    def __init__(self, within_s: float) -> None:
+        self._until = time.monotonic() + within_s
+
+    @property
+    def left_s(self) -> float:
+        return max(0.001, self._until - time.monotonic())
 
     def check(self, node: str, reply: SliceReply) -> None:
         """All is well."""
@@ -240,14 +246,16 @@ def answers(
     limit: int = 10,
     further: dict[int, list[str]] | None = None,
     *,
-    heard: bool = False,
+    heard_s: float = 0.0,
+    within_s: float = 1.0,
 ) -> dict[int, str] | type[BaseException]:
     """Who answers for slices 0 and 1, asked at `a` first, with copies on `b`, and some that leave on `c`; or
     what is raised.
 
     Args:
         further: slice -> others that count.
-        heard: `a` answers others meanwhile.
+        heard_s: for so long `a` answers other requests meanwhile.
+        within_s: how long all may take.
         hedges: what is left of their budget.
         limit: rows that are asked for, 0 for a count.
     """
@@ -258,10 +266,10 @@ def answers(
         nodes, leaving = Answering(does), {0: ["c"], 1: ["c"]} if "c" in does else {}
         nodes.health._budget = hedges
         loop = asyncio.get_running_loop()
-        if heard:
-            loop.call_later(0.2, lambda: nodes.health.heard("a", loop.time()))
+        for tenth in range(round(10 * heard_s)):
+            loop.call_later(tenth / 10 + 0.05, lambda: nodes.health.heard("a", loop.time()))
         counted = {0: ["b"], 1: ["b"]} if further is None else further
-        round_ = CopyRequests(OneSecond(), nodes, {"a": request}, counted, leaving)
+        round_ = CopyRequests(Wanted(within_s), nodes, {"a": request}, counted, leaving)
         return {reply.slice: node for node, _, reply in await round_.run()}
 
     try:
@@ -294,9 +302,11 @@ def test_a_silent_node_does_not_take_all_the_time_when_no_hedge_is_left(
     both = {0, 1}
     assert answers({"a": (9, both), "b": (0, both)}, hedges=0, limit=limit) == {0: "b", 1: "b"}
     # Who is slow, and answers, is not asked twice: that would make a slow cluster slower.
-    assert answers({"a": (0.8, both), "b": (0, both)}, 0, limit, heard=True) == {0: "a", 1: "a"}
+    assert answers({"a": (0.8, both), "b": (0, both)}, 0, limit, heard_s=1) == {0: "a", 1: "a"}
     assert answers({"a": (0.8, both), "b": (0, both)}, 0, limit) == {0: "b", 1: "b"}, "not a word"
-    assert answers({"a": (0.8, both), "c": (0, both)}, 0, limit, {}, heard=True) == {0: "a", 1: "a"}
+    assert answers({"a": (0.8, both), "c": (0, both)}, 0, limit, {}, heard_s=1) == {0: "a", 1: "a"}
+    # It was, and stands still since.
+    assert answers({"a": (9, both), "b": (0, both)}, 0, limit, heard_s=0.2, within_s=2) == {0: "b", 1: "b"}
 
 
 def test_a_copy_that_leaves_is_asked_when_none_that_counts_answers() -> None:
@@ -309,14 +319,40 @@ def test_a_copy_that_leaves_is_asked_when_none_that_counts_answers() -> None:
     assert answers({"a": (0, {0}), "c": here}, further={}) == {0: "a", 1: "c"}
     assert answers({"a": (9, both), "c": here}, further={}) == {0: "c", 1: "c"}, "it is silent"
     assert answers({"a": (9, both), "b": here, "c": here}, further={1: ["b"]}) == {0: "c", 1: "b"}
+    assert answers({"a": (9, both), "b": (0, away), "c": here}) == {0: "c", 1: "c"}
     assert answers({"a": (0, away), "c": (0, away)}, further={}) is NodeUnavailableError
+
+
+def move(world: World, *, acknowledged: bool) -> None:
+    """Of two copies of each slice the second one leaves."""
+    placement = world.index("by_city").placement
+    leaving = {number: {nodes[1]: LeavingCopy("", acknowledged)} for number, nodes in enumerate(placement)}
+    world.change("by_city", placement=[[one] for one, _ in placement], leaving=leaving)
+
+
+def test_a_copy_that_keeps_no_more_snapshots_is_not_asked_for_that_again_and_again() -> None:
+    """What fits on a page is read there; a first page of several is refused, and says why."""
+    world = of_two_copies()
+    move(world, acknowledged=True)
+    world.unleasable = {("by_city-1", number, 10) for number in range(4)}
+
+    async def test(services: ByNode) -> None:
+        kill(world, "n1")
+        world.commit(10, {"by_city": people(40)})
+        assert ids(await ask(services["n0"])) == ALL
+        for asking in world.nodes.values():
+            asking.reads.clear()
+        with pytest.raises(KeytideError) as caught:
+            await asked(services["n0"], limit=6, timeout_ms=1_000)
+        assert caught.value.status == 503
+        assert sum(len(asking.reads) for asking in world.nodes.values()) < 100
+
+    run(test, world)
 
 
 def test_slices_that_have_moved_are_read_where_they_were_when_their_new_node_dies() -> None:
     world = of_two_copies()
-    placement = world.index("by_city").placement
-    leaving = {number: {nodes[1]: LeavingCopy()} for number, nodes in enumerate(placement)}
-    world.change("by_city", placement=[[one] for one, _ in placement], leaving=leaving)
+    move(world, acknowledged=False)
 
     async def test(services: ByNode) -> None:
         for dead in NODES:
@@ -397,21 +433,44 @@ def test_who_is_behind_is_not_asked_again_and_again() -> None:
     run(test, world)
 
 
+def test_who_is_behind_answers_where_the_other_node_stands_still() -> None:
+    """It may hold what is wanted by now, and says at once when it does not."""
+    world = of_two_copies()
+
+    async def test(services: ByNode) -> None:
+        health = services["n2"].shared.nodes.health
+        for asking in world.nodes.values():
+            asking.silent = {"n0"}
+        now = asyncio.get_running_loop().time()
+        health.silent("n0", now)
+        health.lacks("n1", ("by_city-1", 0), 10, now)  # slice 0 is on both
+        began = time.monotonic()
+        assert ids(await ask(services["n2"], timeout_ms=20_000)) == ALL
+        assert time.monotonic() - began < LONG_HEDGE_S
+        assert "n1" in {node for node, _ in world.nodes["n2"].reads}
+
+    run(test, world)
+
+
 def test_a_copy_is_behind_for_its_slice_alone_and_until_it_answers() -> None:
     health = PeerHealth()
-    health.lacks("a", ("i", 0), 100.0)
+    health.lacks("a", ("i", 0), 7, 100.0)
     assert health.behind(("i", 0), 100.5) == {"a"}
     assert health.order(["a", "b"], 100.5, ("i", 0)) == ["b", "a"]
     assert health.order(["a", "b"], 100.5, ("i", 1)) == ["a", "b"], "what else it has may be new"
     assert health.answering(["a", "b"], 100.5) == ["a", "b"], "it answers"
     assert health.behind(("i", 0), 101.5) == set()
-    health.lacks("a", ("i", 0), 101.5)
-    health.lacks("a", ("i", 0), 102.0)  # (asked before that was known)
+    health.lacks("a", ("i", 0), 7, 101.5)
+    health.lacks("a", ("i", 0), 7, 102.0)  # (asked before that was known)
     assert health.behind(("i", 0), 103.4) == {"a"}, "for twice as long"
     assert health.behind(("i", 0), 103.5) == set()
     health.silent("b", 101.0)
     assert health.order(["b", "a"], 101.8, ("i", 0)) == ["a", "b"], "who is behind may hold it by now"
-    health.holds("a", ("i", 0))
+    health.holds("a", ("i", 0), 6)
+    assert health.behind(("i", 0), 102.0) == {"a"}, "a page of an older snapshot says nothing"
+    health.holds("a", ("i", 0), 7)
     assert health.behind(("i", 0), 102.0) == set()
-    health.lacks("a", ("i", 0), 110.0)
+    health.lacks("a", ("i", 0), 7, 110.0)
     assert health.behind(("i", 0), 111.0) == set(), "it begins anew"
+    health.lacks("a", ("j", 0), 7, 130.0)
+    assert set(health._behind) == {("j", 0)}, "indexes go, and nobody says so here"

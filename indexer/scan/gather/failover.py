@@ -53,15 +53,15 @@ class _Asked:
     """A request under way.
 
     Attributes:
-        hedge_at: when another copy is asked too, 0 when that is done.
-        patient: that was due, and not done for all of its slices.
+        hedge_at: when another copy is asked too, if there is one.
+        patient_since: when that was due the last time, 0 for never.
     """
 
     node: str
     request: ReadRequest
     since: float
     hedge_at: float
-    patient: bool = False
+    patient_since: float = 0.0
 
 
 class ReadTerms(Protocol):
@@ -191,7 +191,7 @@ class CopyRequests:
 
     def _hedgeable(self) -> list[_Asked]:
         """Requests with a slice that has another copy to ask."""
-        return [one for one in self._running.values() if one.hedge_at and self._open(one)]
+        return [one for one in self._running.values() if self._open(one)]
 
     def _open(self, one: _Asked) -> list[int]:
         """The slices of a request that have no answer yet, and have another copy to ask."""
@@ -207,18 +207,14 @@ class CopyRequests:
             if one.hedge_at > now:
                 continue
             left = self._open(one)
-            if one.patient and not self._nodes.health.heard_since(one.node, one.since):
-                one.hedge_at = 0.0
-                self._ask_elsewhere(left, one.request)
-                continue
-            one.patient = True
-            counted = [number for number in left if self._untried[number]]
-            if counted and self._nodes.health.may_hedge():
-                self._ask_elsewhere(counted, one.request)
-                left = [number for number in left if number not in counted]
+            if not one.patient_since or self._nodes.health.heard_since(one.node, one.patient_since):
+                left = [number for number in left if self._untried[number]]
+                if left and not self._nodes.health.may_hedge():
+                    left = []
+            self._ask_elsewhere(left, one.request)
             half = max(LEAST_HEDGE_S, self._target.left_s / 2)
-            patience = min(LONG_HEDGE_S, half) if _is_short(one.request) else half
-            one.hedge_at = now + patience if left else 0.0
+            one.patient_since = now
+            one.hedge_at = now + (min(LONG_HEDGE_S, half) if _is_short(one.request) else half)
 
     # --- answers --------------------------------------------------------------------------------------------
 
@@ -250,11 +246,12 @@ class CopyRequests:
                 self._target.check(node, one)
             except (SnapshotMissingError, RetryableError) as error:
                 if isinstance(error, SnapshotMissingError) and error.newest < request.consistency.number:
-                    self._nodes.health.lacks(node, (request.span.index, one.slice), self._now())
+                    wanted = request.consistency.number
+                    self._nodes.health.lacks(node, (request.span.index, one.slice), wanted, self._now())
                 self._note(one.slice, error)
                 missing.append(one.slice)
                 continue
-            self._nodes.health.holds(node, (request.span.index, one.slice))
+            self._nodes.health.holds(node, (request.span.index, one.slice), one.newest)
             del self._after[one.slice]
             self._found.append((node, reply.leased, one))
         self._go_on(missing)

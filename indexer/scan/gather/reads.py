@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -96,12 +96,15 @@ class Reads:
         healthy = self.nodes.health.answering(replicas, monotonic()) or replicas
         return self.nodes.health.less_busy(*random.choices(healthy, k=2))
 
-    def _replica(self, index: Scannable, number: int) -> str:
-        """Where to read a slice: not where it is behind, if there is another copy."""
-        copies = index.placement[number]
-        if len(copies) == 1:
-            return self.directory.replica(copies)
-        return self.directory.replica(copies, self.nodes.health.behind((index.id, number), monotonic()))
+    def _replica(self, index: Scannable, number: int, without: Collection[str] = ()) -> str:
+        """Where to read a slice, if possible not at some nodes, and not where it is behind while another node
+        that has it answers."""
+        copies, health, now = index.placement[number], self.nodes.health, monotonic()
+        if len(copies) > 1 and (behind := health.behind((index.id, number), now)):
+            there = [one for one in copies if one not in behind and one not in without]
+            if health.answering(there, now):
+                return self.directory.replica(there)
+        return self.directory.replica(copies, set(without))
 
     async def ready_index(self, name: str, moment: Moment, gone: Gone, layout: str = "") -> Scannable:
         """The index, waiting a moment for an end of its build that this node has not read of yet: who was
@@ -257,7 +260,9 @@ class Reads:
             except HINDRANCES as error:
                 hindrance = error
         with Deadline(timeout_s, gone, monotonic() - began) as deadline:
-            agreement = Agreement(self.view, self.directory, self.notifier, slices, moment, seen, deadline)
+            agreement = Agreement(
+                self.view, self.directory, self.notifier, slices, moment, seen, deadline, self._replica
+            )
             return await agreement.read(index, nodes, read_at, hindrance)
 
     async def hold(

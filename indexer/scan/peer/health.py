@@ -42,16 +42,21 @@ Slice = tuple[str, int]
 
 @dataclass(slots=True)
 class _Pause:
-    """How long something is not asked first."""
+    """How long something is not asked first; for a copy that is behind, what it did not hold."""
 
     until: float = 0.0
     seconds: float = 0.0
+    number: int = -1
 
     def again(self, now: float) -> None:
         """Asked in vain: twice as long as the last time, but for what was asked before that was known."""
         if now >= self.until:
             self.seconds = min(LONGEST_SUSPECT_S, 2 * self.seconds or SUSPECT_S)
             self.until = now + self.seconds
+
+    def past(self, now: float) -> bool:
+        """Whether it has been over for so long that the next one is the first again."""
+        return now > self.until + LONGEST_SUSPECT_S
 
     def end(self) -> None:
         self.until = self.seconds = 0.0
@@ -110,17 +115,24 @@ class PeerHealth:
         """It did not answer, or not while another one did."""
         self._peer(node).suspect.again(now)
 
-    def lacks(self, node: str, of: Slice, now: float) -> None:
-        """A node's copy of a slice does not hold yet what is published."""
-        self._behind.setdefault(of, {}).setdefault(node, _Pause()).again(now)
+    def lacks(self, node: str, of: Slice, number: int, now: float) -> None:
+        """A node's copy of a slice does not hold yet what is published, a number."""
+        for known in [
+            one for one, pauses in self._behind.items() if all(p.past(now) for p in pauses.values())
+        ]:
+            del self._behind[known]  # (of indexes that are no more, too)
+        pause = self._behind.setdefault(of, {}).setdefault(node, _Pause())
+        pause.again(now)
+        pause.number = number
 
-    def holds(self, node: str, of: Slice) -> None:
-        """It has answered from what it was asked for."""
+    def holds(self, node: str, of: Slice, newest: int) -> None:
+        """It has answered, and holds numbers up to one."""
         pauses = self._behind.get(of)
-        if pauses is not None and node in pauses:
-            del pauses[node]
-            if not pauses:
-                del self._behind[of]
+        if pauses is None or node not in pauses or newest < pauses[node].number:
+            return
+        del pauses[node]
+        if not pauses:
+            del self._behind[of]
 
     def behind(self, of: Slice, now: float) -> set[str]:
         """The nodes whose copies of a slice are to be done without for a while, if others answer."""

@@ -9,7 +9,7 @@ read until a number of the new incarnation is common (R32).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from indexer.scan.peer.messages import HistoryAheadError
@@ -58,6 +58,7 @@ class Agreement:
         slices: which are needed.
         seen: what the session has seen.
         deadline: bounds all waits.
+        replica: where to read a slice, but for some nodes to do without.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class Agreement:
         moment: Moment,
         seen: Seen,
         deadline: Deadline,
+        replica: Callable[[Scannable, int, Collection[str]], str],
     ) -> None:
         self._view = view
+        self._replica = replica
         self._directory = directory
         self._notifier = notifier
         self._slices = slices
@@ -105,8 +108,7 @@ class Agreement:
             stamp = await self._choose(index)
             index = await self._rebuilt(index)
             nodes = {
-                number: self._directory.replica(index.placement[number], self._without.get(number))
-                for number in self._slices
+                number: self._replica(index, number, self._without.get(number, ())) for number in self._slices
             }
             left = self._deadline.left
             try:
@@ -130,14 +132,13 @@ class Agreement:
             case SnapshotMissingError() as missing:
                 self._check_lost(index, missing)
                 if not self._deadline.left:
-                    why = f" ({missing.reason})" if missing.reason else ""
-                    raise IndexNotReadyError(
-                        f"slice {missing.slice} of {index.name} is catching up on node {missing.node}{why}",
-                        next_step="try again; see `keytide status`",
-                    ) from missing
+                    raise _not_held(index, missing) from missing
                 self._note(f"slice {missing.slice} on {missing.node} to hold its snapshot")
-                self._without.setdefault(missing.slice, set()).add(missing.node)
-                if self._untried(index, [missing.slice]):
+                without = self._without.setdefault(missing.slice, set())
+                # (One that leaves, and keeps no more snapshots, is not among those that are chosen from.)
+                other = missing.node in index.placement[missing.slice] and missing.node not in without
+                without.add(missing.node)
+                if other and self._untried(index, [missing.slice]):
                     return
                 self._without[missing.slice] = set(self._lost.get(missing.slice, ()))
             case HistoryAheadError():
@@ -239,6 +240,20 @@ class Agreement:
         """Keep the story short: what is waited for is told once, though its numbers change."""
         if not self._waited_for or self._waited_for[-1].split(" (")[0] != what.split(" (")[0]:
             self._waited_for.append(what)
+
+
+def _not_held(index: Scannable, missing: SnapshotMissingError) -> IndexNotReadyError:
+    """Nobody has given what was asked of a slice."""
+    counted, why = index.placement[missing.slice], f" ({missing.reason})" if missing.reason else ""
+    slice_name = f"slice {missing.slice} of {index.name}"
+    if missing.node in counted:
+        text = f"{slice_name} is catching up on node {missing.node}{why}"
+    else:
+        text = (
+            f"{slice_name} is not to be had from {' or '.join(counted)}, and node {missing.node}, which it "
+            f"leaves, keeps no more snapshots{why}"
+        )
+    return IndexNotReadyError(text, next_step="try again; see `keytide status`")
 
 
 def _check_rollback(index: Scannable) -> None:
