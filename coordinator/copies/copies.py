@@ -139,7 +139,7 @@ class Copies:
         filled = self._dictionary.catalog.copies_of_slices()
         for key in dict.fromkeys((*self._slices(), *filled)):
             index = self._reports.open(*key)
-            out += self._take_out(index, key[1]) if index else []
+            out += self._take_out(index, key[1], now) if index else []
             index = self._reports.open(*key)
             out += self._too_many(index, key[1], filled.get(key, [])) if index else []
         out += self._leaving.look(now)
@@ -168,13 +168,15 @@ class Copies:
             return self._beginnings.give_up(record, self._silent(record.node))
         if (why := self.moves.unwanted(record, index)) and self._reports.spare(record, index):
             return self._beginnings.give_up(record, why, level="info")
-        if (kept := self.held_back.crowded(record, index)) and self._reports.spare(record, index):
-            why = f"{kept[0] / 1e6:,.0f} MB of its queue are kept for it alone on {kept[1].words}"
-            return self._beginnings.give_up(record, f"{why}, which is nearly full")
         if self._reports.caught_up(record, index):
             return self._count(record, index)
         if status is not None and status.state in WHOLE:
-            return []  # it needs no other copy any more
+            return []  # it needs no other copy any more, and is about to count
+        if kept := self.held_back.crowded(record, index, now):
+            self._beginnings.failed(record, now)
+            self.held_back.relieved(index, record.slice, now)
+            why = f"{kept[0] / 1e6:,.0f} MB of its queue are kept for it alone on {kept[1].words}"
+            return self._beginnings.give_up(record, f"{why}, which is nearly full")
         if self._reports.serves(index, record.slice, record.source) or self._nodes.unheard([record.source]):
             return []  # (who has begun to lead hears one node after the other)
         return self._replace_source(record, index)
@@ -210,7 +212,7 @@ class Copies:
 
     # --- copies that count ----------------------------------------------------------------------------------
 
-    def _take_out(self, index: IndexRecord, number: int) -> list[Instruction]:
+    def _take_out(self, index: IndexRecord, number: int, now: int) -> list[Instruction]:
         """One that has nothing any more, or whose node is not expected back, or that holds back too much of
         its queue, counts no longer, if another one has what it had (R43)."""
         nodes, key = index.placement[number], (index.id, number)
@@ -220,7 +222,8 @@ class Copies:
             if lost or self._nodes.gone(node):
                 holder = self._holder(index, number, node, "is replaced")
             else:
-                holder = self._reports.holder(index, number, self.held_back.ahead(index, number, node))
+                ahead = self.held_back.ahead(index, number, node, now)
+                holder = self._reports.holder(index, number, ahead)
             if holder is None:
                 continue
             self._dictionary.put(without(index, number, node))
@@ -232,7 +235,8 @@ class Copies:
             elif self._nodes.gone(node):
                 why = self._silent(node)
             else:
-                why = self._holds_back(index, number, node)
+                why = self._holds_back(index, number, node, now)
+                self.held_back.relieved(index, number, now)
             text = (
                 f"the copy of slice {number} of {index.name} on node {node} counts no longer: {why}; node "
                 f"{holder} has what it had"
@@ -321,9 +325,9 @@ class Copies:
             out.append(Note(level, "copy-waits", self._beginnings.name(id_), text))
         return out
 
-    def _holds_back(self, index: IndexRecord, number: int, node: str) -> str:
+    def _holds_back(self, index: IndexRecord, number: int, node: str, now: int) -> str:
         held = self.held_back.of(index, number, node)
-        most = self.held_back.bound(index, number, node)
+        most = self.held_back.bound(index, number, node, now)
         disk = self.held_back.disk(index, number)
         if disk is not None and most != self.held_back.most:
             limit = f"its node is silent, and {disk.words} is nearly full"

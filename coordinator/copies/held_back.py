@@ -7,11 +7,14 @@ where another copy is farther on by so much, and loses nothing where that holds 
 copies stand still together, as while no timestamp is issued, none is given up: it is only told.
 
 While a disk of Kafka is nearly full, whatever that bound is, what frees a quarter of what is to be free there
-is given up: a copy whose node is silent, and one that is being filled, for which alone the queue is kept. One
-that counts on a live node is not: between two folds it may lag by as much, and filling it anew takes room.
+is given up, one at a time, for Kafka takes a minute to delete: a copy whose node has been silent for longer
+than a restart takes, and one that is being filled, for which alone the queue is kept. One that counts on a
+live node is not: between two folds it may lag by as much, and filling it anew takes room.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from coordinator.copies.reports import CopyReports
 from coordinator.core.nodes import HeardNodes
@@ -19,6 +22,12 @@ from coordinator.core.queue_sizes import KafkaDisk, QueueSizes
 from keytide.catalog.copies import CopyRecord
 from keytide.catalog.records import IndexRecord
 from keytide.model.topics import Topics
+
+AWAY_MS: Final = 30_000
+"""Silence for so long is no restart."""
+DELETED_MS: Final = 90_000
+"""From an order to delete records until a disk has the room: Kafka deletes files a minute later
+(file.delete.delay.ms), and tells sizes each ten seconds."""
 
 
 class HeldBack:
@@ -37,36 +46,51 @@ class HeldBack:
         self._nodes = nodes
         self._reports = reports
         self._sizes = sizes
+        self._relieved_at: dict[tuple[int, str], int] = {}
 
     def disk(self, index: IndexRecord, number: int) -> KafkaDisk | None:
         """The disk of Kafka that a slice's queue lies on, if it is nearly full."""
         return self._sizes.full_below(self._queue(index, number))
 
-    def crowded(self, record: CopyRecord, index: IndexRecord) -> tuple[int, KafkaDisk] | None:
-        """Bytes that a queue keeps for a copy that is being filled, and for none that counts, on a disk of
-        Kafka that is nearly full; None when they are few."""
-        disk = self.disk(index, record.slice)
-        said = [self._reports.counted(index, record.slice, node) for node in index.placement[record.slice]]
+    def crowded(self, record: CopyRecord, index: IndexRecord, now: int) -> tuple[int, KafkaDisk] | None:
+        """Bytes that a queue keeps for a copy that is being filled and for no other one, on a disk of Kafka
+        that is nearly full; None when they are few, or the disk has been relieved a moment ago."""
+        disk = self._to_relieve(index, record.slice, now)
+        if disk is None:
+            return None
+        kept = index.copies_kept(record.slice).items()
+        said = [self._reports.said(node, index.id, record.slice, copy) for node, copy in kept]
         needed = [one.queue_horizon if one else -1 for one in said if one is None or one.state != "LOST"]
-        horizon = min(needed, default=-1)
-        kept = self._sizes.between(self._queue(index, record.slice), record.need, horizon)
-        return (kept, disk) if disk is not None and kept > self._sizes.share else None
+        filling = self._reports.filling(index, record.slice)
+        needed += [one.need for one in filling if one.id != record.id]
+        bytes_ = self._sizes.between(self._queue(index, record.slice), record.need, min(needed, default=-1))
+        return (bytes_, disk) if bytes_ > self._sizes.share else None
 
-    def bound(self, index: IndexRecord, number: int, node: str) -> int:
+    def bound(self, index: IndexRecord, number: int, node: str, now: int) -> int:
         """Bytes of its queue that a copy that counts may hold back beyond another one; 0: no limit."""
-        silent = node not in self._nodes.live() and not self._nodes.unheard([node])
-        if not silent or self.disk(index, number) is None:
+        if not self._nodes.silent_for(node, AWAY_MS) or self._to_relieve(index, number, now) is None:
             return self.most
         return min(self.most or self._sizes.share, self._sizes.share)
+
+    def relieved(self, index: IndexRecord, number: int, now: int) -> None:
+        """A copy was given up for the disk that its queue lies on."""
+        if (disk := self.disk(index, number)) is not None:
+            self._relieved_at[disk.broker, disk.folder] = now
+
+    def _to_relieve(self, index: IndexRecord, number: int, now: int) -> KafkaDisk | None:
+        """A disk that is nearly full, unless Kafka has not had the time to delete what was given up last."""
+        disk = self.disk(index, number)
+        last = self._relieved_at.get((disk.broker, disk.folder)) if disk is not None else None
+        return None if last is not None and 0 <= now - last < DELETED_MS else disk
 
     def of(self, index: IndexRecord, number: int, node: str) -> int:
         """About how many bytes of a slice's queue a copy that counts has still to read durably."""
         position = self._position(index, number, node)
         return 0 if position is None else self._sizes.between(self._queue(index, number), position)
 
-    def ahead(self, index: IndexRecord, number: int, node: str) -> list[str]:
+    def ahead(self, index: IndexRecord, number: int, node: str, now: int) -> list[str]:
         """The nodes whose copies of a slice are farther on than that of `node`, by more than may be."""
-        most = self.bound(index, number, node)
+        most = self.bound(index, number, node, now)
         position = self._position(index, number, node) if most else None
         if position is None:
             return []

@@ -84,6 +84,11 @@ class CopyReports:
         """The same of one that is being filled."""
         return self.said(record.node, record.index, record.slice, record.id)
 
+    def filling(self, index: IndexRecord, number: int) -> list[CopyRecord]:
+        """The copies of a slice that are being filled."""
+        copies = self._registry.dictionary.catalog.copies()
+        return [one for one in copies if (one.index, one.slice) == (index.id, number)]
+
     def spare(self, record: CopyRecord, index: IndexRecord) -> bool:
         """Whether nothing is lost with a copy that is being filled: it has not all rows, or one that counts
         serves."""

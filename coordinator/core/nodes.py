@@ -220,7 +220,11 @@ class HeardNodes:
 
     def gone(self, node: str) -> bool:
         """Whether a node has been silent for so long that it is not expected back."""
-        return self._failure_detector.silence(node_subject(node)) > self._gone_ms
+        return self.silent_for(node, self._gone_ms)
+
+    def silent_for(self, node: str, ms: int) -> bool:
+        """Whether a node has been silent for longer, of what counts as silence."""
+        return self._failure_detector.silence(node_subject(node)) > ms
 
     def expected(self, catalog: Catalog) -> set[str]:
         """Nodes that may have slices, but for those that are not expected back."""
