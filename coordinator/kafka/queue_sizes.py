@@ -136,7 +136,8 @@ def _offsets(
     found: dict[QueuePartition, int] = {}
     for place, future in client.list_offsets(wanted, request_timeout=TIMEOUT_S).items() if wanted else ():
         try:
-            found[place.topic, place.partition] = int(future.result(TIMEOUT_S).offset)
+            if (offset := int(future.result(TIMEOUT_S).offset)) >= 0:  # (a new leader may not know it yet)
+                found[place.topic, place.partition] = offset
         except (KafkaException, TimeoutError) as error:
             log.info("%s [%d] is not measured now: %s", place.topic, place.partition, error)
     return found

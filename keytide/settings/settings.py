@@ -221,14 +221,16 @@ class CoordinatorSettings(Section):
         ge=0,
         description="bytes of its slice's queue in Kafka that one copy may hold back beyond another one that "
         "holds what is published; past it the copy is taken out and filled anew. Much more than a node reads "
-        "between two folds (indexer.delta_age_s), and less than Kafka has room for; 0: no limit",
+        "between two folds (indexer.delta_age_s), and less than Kafka has room for; 0: no limit but that of "
+        "kafka_disk_free_bytes",
     )
     kafka_disk_free_bytes: int = Field(
         268_435_456,
         ge=0,
         description="while less is free on a disk of Kafka that has topics of the cluster, builds pause, and "
-        "no copy of a slice whose queue lies there is begun. Kafka says it from 3.3 on, to a user that may "
-        "DESCRIBE the cluster; 0: not looked at",
+        "no copy of a slice whose queue lies there is begun; one that keeps a quarter as much there alone is "
+        "given up, if it is being filled or its node is silent for half a minute. Kafka says it from 3.3 on, "
+        "to a user that may DESCRIBE the cluster; 0: not looked at",
     )
     reserve: int = Field(
         262_144,

@@ -132,7 +132,7 @@ class ScanMetrics:
 
     def read(self, number: int, slices: Iterable[SliceReply]) -> None:
         """Count what another node has asked for in vain."""
-        if behind := sum(one.gone and one.newest < number for one in slices):
+        if behind := sum(one.gone and not one.state and one.newest < number for one in slices):
             self._behind.inc(behind)
 
     def failed(self, problem_type: str) -> None:
