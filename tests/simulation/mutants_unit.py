@@ -212,7 +212,7 @@ def wait_for_the_lagging(patches: Patches) -> None:
     test_scan_copies.test_pages_live_while_each_copy_is_away_in_turn,
 )
 def stay_with_one_copy(patches: Patches) -> None:
-    patches.put(CopyRequests, "_untried_of", lambda self, request, further: [])
+    patches.put(CopyRequests, "_untried_of", lambda self, request, number, further: [])
 
 
 @unit_mutant(
