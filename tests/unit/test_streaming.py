@@ -37,6 +37,7 @@ from keytide.settings.settings import ScanSettings, load_settings
 from tests import share
 from tests.unit.scan_world import Doc, FakeSnapshot, World, stores
 from tests.unit.test_api import SCAN, serving
+from tests.waiting import slowness, wait_for
 
 CITY = "CREATE INDEX by_city ON users (city, n DESC) INCLUDE (x) PARTITION BY HASH(id) WITH (slices=4)"
 CITIES = ["Aachen", "Bonn", "Boston", "Bergen", "Zürich", None, 7, 7.5, "\0"]
@@ -291,7 +292,7 @@ def test_an_integer_that_no_json_reader_takes_ends_a_stream_with_what_to_do() ->
         assert "columns" in answer.json()["next_step"]
         ids = httpx.post(url + SCAN, json={"columns": ["id"]}).json()["rows"]
         assert [row["id"] for row in ids] == ["u2", "u1"]
-        until(lambda: leased(world) == 0)
+        wait_for(lambda: leased(world) == 0)
 
 
 # --- readers that are slow, stop, or go away ----------------------------------
@@ -343,13 +344,6 @@ def large_world(size: int) -> tuple[World, list[Generated]]:
     return world, made
 
 
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "waited in vain"
-        time.sleep(0.01)
-
-
 def settled(value: Callable[[], int], seconds: float = 1.0) -> int:
     """The value once it has not changed for a while."""
     seen, since = value(), time.monotonic()
@@ -381,7 +375,7 @@ def test_a_slow_reader_holds_up_the_slices_and_takes_no_memory(form: str, rows: 
     process = psutil.Process()
     with serving(world.views["n0"], load_settings()) as url:
         with ask_for_a_stream(url, form) as connection:
-            until(lambda: slices[0].taken > 0)
+            wait_for(lambda: slices[0].taken > 0)
             read = settled(lambda: sum(one.taken for one in slices))
             # The first round, the one that was sent, the one that waits behind it, the one read ahead.
             assert read <= 4 * streaming_merge.ROUND_ROWS
@@ -399,7 +393,7 @@ def test_a_slow_reader_holds_up_the_slices_and_takes_no_memory(form: str, rows: 
             assert size > 25 * rows
             assert rows <= sum(one.taken for one in slices) <= rows + 8, "and the ends, to infer types"
             assert most - before < 96 << 20, "memory grew with what was read"
-        until(lambda: leased(world) == 0)
+        wait_for(lambda: leased(world) == 0)
 
 
 def test_a_reader_that_goes_away_frees_its_snapshot() -> None:
@@ -407,13 +401,13 @@ def test_a_reader_that_goes_away_frees_its_snapshot() -> None:
     with serving(world.views["n0"], load_settings(scan={"max_streams": 1})) as url:
         for _ in range(3):  # each gives its place to the next
             connection = ask_for_a_stream(url, NDJSON)
-            until(lambda: leased(world) == 2)
+            wait_for(lambda: leased(world) == 2)
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
             busy = httpx.post(url + SCAN, json={}, headers={"Accept": NDJSON})
             assert (busy.status_code, busy.json()["type"]) == (503, "too-many-streams")
             connection.close()
-            until(lambda: leased(world) == 0)
-            until(lambda: all(one.readers == 0 for one in slices))
+            wait_for(lambda: leased(world) == 0)
+            wait_for(lambda: all(one.readers == 0 for one in slices))
         assert sum(one.taken for one in slices) < 600_000
 
 
@@ -421,22 +415,24 @@ def test_a_reader_that_takes_nothing_is_let_go() -> None:
     world, _ = large_world(300_000)
     configured = load_settings(scan={"stream_stall_s": 0.3})
     with serving(world.views["n0"], configured) as url, ask_for_a_stream(url, NDJSON):
-        until(lambda: leased(world) == 2)
-        until(lambda: leased(world) == 0)
+        wait_for(lambda: leased(world) == 2)
+        wait_for(lambda: leased(world) == 0)
 
 
 @pytest.mark.slow
 def test_a_slow_reader_keeps_its_snapshot_beyond_the_lease() -> None:
     world, _ = large_world(80_000)
-    with serving(world.views["n0"], load_settings(scan={"lease_s": 4, "first_lease_s": 4})) as url:
+    lease_s = round(4 * slowness())
+    settings = load_settings(scan={"lease_s": lease_s, "first_lease_s": lease_s})
+    with serving(world.views["n0"], settings) as url:
         with ask_for_a_stream(url, NDJSON) as connection:
-            until(lambda: leased(world) == 2)
+            wait_for(lambda: leased(world) == 2)
             [lease] = world.held()[0].leases.values()
-            until(lambda: now_ms() > lease + 500)
+            wait_for(lambda: now_ms() > lease + 500)
             assert leased(world) == 2
             while not connection.recv(1 << 20).endswith(b"0\r\n\r\n"):
                 pass
-        until(lambda: leased(world) == 0)
+        wait_for(lambda: leased(world) == 0)
 
 
 # --- streams that cannot be finished --------------------------------------------
@@ -484,7 +480,7 @@ def test_a_value_that_does_not_fit_breaks_the_stream_and_names_its_column() -> N
         assert whole.endswith(b"\xff\xff\xff\xff\0\0\0\0")
         table = pa.ipc.open_stream(whole).read_all()
         assert table.column("n").to_pylist()[-2:] == ["999", '"text"']
-        until(lambda: leased(world) == 0)
+        wait_for(lambda: leased(world) == 0)
 
 
 @pytest.mark.parametrize("form", [NDJSON, MEDIA_TYPE])
@@ -501,7 +497,7 @@ def test_a_snapshot_that_is_lost_while_it_is_streamed(form: str) -> None:
         received = broken(url, form)
         problem = lines(received)[-1]["error"] if form == NDJSON else error_of(received)
         assert problem["type"] == "snapshot-gone"
-        until(lambda: leased(world) == 0)
+        wait_for(lambda: leased(world) == 0)
 
 
 def test_damage_that_is_met_in_mid_stream() -> None:
