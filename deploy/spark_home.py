@@ -19,7 +19,9 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from deploy.jars import cache_folder, pyspark_jars, replacement_jars, spark_jars
@@ -51,7 +53,9 @@ LEFT_OUT = (
 """How the names of jars begin that are left out."""
 
 KEPT = 3
-"""Folders in the cache, the newest ones."""
+"""Folders in the cache that stay, those that were used last."""
+UNUSED_S = 30 * 86_400.0
+"""The others go when they were not used for so long."""
 
 
 def spark_home() -> Path:
@@ -73,8 +77,11 @@ def spark_home() -> Path:
             except OSError:
                 if not folder.exists():  # else another process was faster
                     raise
-    for old in sorted(folder.parent.glob("[0-9a-f]*"), key=lambda one: one.stat().st_mtime)[:-KEPT]:
-        if old != folder:
+    with suppress(FileNotFoundError):
+        os.utime(folder)
+    used = {one: one.stat().st_mtime for one in folder.parent.glob("[0-9a-f]*")}
+    for old in sorted(used, key=lambda one: used[one])[:-KEPT]:
+        if time.time() - used[old] > UNUSED_S:  # (another installation may be at work with it)
             shutil.rmtree(old, ignore_errors=True)
     return folder
 

@@ -56,3 +56,27 @@ def test_the_folder_has_all_of_pyspark_and_fits_its_jars_only(
     assert {jar.resolve() for jar in (home / "jars").iterdir()} == {newer, package / "jars" / "py4j-0.10.jar"}
     os.utime(newer, (1, 1))
     assert spark_home() != home
+
+
+def test_a_folder_goes_when_it_was_not_used_for_long_and_not_while_another_installation_is_at_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    jars = tmp_path / "pyspark" / "jars"
+    jars.mkdir(parents=True)
+    monkeypatch.setenv("KEYTIDE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "replacement_jars", list)
+
+    def home_of(version: int) -> Path:
+        jar = jars / f"spark-core-{version}.0.jar"
+        if not jar.exists():
+            jar.touch()
+        monkeypatch.setattr(module, "pyspark_jars", lambda: [jar])
+        return spark_home()
+
+    homes = [home_of(version) for version in range(2 * module.KEPT)]
+    assert all(home.exists() for home in homes)
+    for home in homes:
+        os.utime(home, (0, 0))
+    assert home_of(0) == homes[0]
+    assert [home.exists() for home in homes].count(True) == module.KEPT
+    assert homes[0].exists(), "it has been used since"
