@@ -14,9 +14,10 @@ that what nodes say allows:
 * one that is being filled counts from the write on that names it in the index and ends its `CopyRecord`; if
   it takes the place of another one, that leaves by the same write;
 * it is given up when its node says LOST or stays silent, and another one under a new id follows; when its
-  queue is kept for it alone on a disk of Kafka that is nearly full (`held_back`); when it is not wanted any
-  more. Unless it is whole and none that counts serves: it may be all that is left. When only the copy that it
-  is filled from is gone, another one is named. What it may need of the queue never rises;
+  queue is kept for it alone on a disk of Kafka that is nearly full (`held_back`) and it has not all rows yet;
+  when it is not wanted any more, unless it is whole and none that counts serves: it may be all that is left.
+  When only the copy that it is filled from is gone, another one is named. What it may need of the queue never
+  rises;
 * where there are too many, one leaves, if another one holds what is published. What leaves is still read for
   a while (`leaving`).
 

@@ -86,8 +86,7 @@ class CopyReports:
 
     def filling(self, index: IndexRecord, number: int) -> list[CopyRecord]:
         """The copies of a slice that are being filled."""
-        copies = self._registry.dictionary.catalog.copies()
-        return [one for one in copies if (one.index, one.slice) == (index.id, number)]
+        return self._registry.dictionary.catalog.copies_of_slices().get((index.id, number), [])
 
     def spare(self, record: CopyRecord, index: IndexRecord) -> bool:
         """Whether nothing is lost with a copy that is being filled: it has not all rows, or one that counts

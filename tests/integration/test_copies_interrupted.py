@@ -42,8 +42,7 @@ GRACE_S, AWAY_S = round(60 * slowness()), 30
 """Who is killed and started again is back within the grace, also on a slow machine."""
 RATE, ANY_RATE = round(512 * 1024 / slowness()), 10**9
 """Bytes per second: a copy takes half a minute or more, and its last tenth is long enough to be struck in."""
-DOCUMENTS = 20_000
-DISK_FREE = 300 * MIB
+DOCUMENTS, DISK_FREE = 20_000, 300 * MIB
 KINDS = {"copy", "base", "checksums", "filter", "undo", "delta"}  # (and more while a fold is at work)
 SETTINGS = {
     "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -96,15 +96,15 @@ class Reads:
         healthy = self.nodes.health.answering(replicas, monotonic()) or replicas
         return self.nodes.health.less_busy(*random.choices(healthy, k=2))
 
-    def _replica(self, index: Scannable, number: int, without: Collection[str] = ()) -> str:
+    def _replica(self, index: Scannable, number: int, without: set[str] | None = None) -> str:
         """Where to read a slice, if possible not at some nodes, and not where it is behind while another node
         that has it answers."""
-        copies, health, now = index.placement[number], self.nodes.health, monotonic()
-        if len(copies) > 1 and (behind := health.behind((index.id, number), now)):
-            there = [one for one in copies if one not in behind and one not in without]
+        copies, health = index.placement[number], self.nodes.health
+        if len(copies) > 1 and (behind := health.behind((index.id, number), now := monotonic())):
+            there = [one for one in copies if one not in behind and not (without and one in without)]
             if health.answering(there, now):
                 return self.directory.replica(there)
-        return self.directory.replica(copies, set(without))
+        return self.directory.replica(copies, without)
 
     async def ready_index(self, name: str, moment: Moment, gone: Gone, layout: str = "") -> Scannable:
         """The index, waiting a moment for an end of its build that this node has not read of yet: who was

@@ -117,10 +117,11 @@ class PeerHealth:
 
     def lacks(self, node: str, of: Slice, number: int, now: float) -> None:
         """A node's copy of a slice does not hold yet what is published, a number."""
-        for known in [
-            one for one, pauses in self._behind.items() if all(p.past(now) for p in pauses.values())
-        ]:
-            del self._behind[known]  # (of indexes that are no more, too)
+        self._behind = {  # (those of indexes that are no more go by this)
+            known: pauses
+            for known, pauses in self._behind.items()
+            if not all(one.past(now) for one in pauses.values())
+        }
         pause = self._behind.setdefault(of, {}).setdefault(node, _Pause())
         pause.again(now)
         pause.number = number

@@ -9,7 +9,7 @@ read until a number of the new incarnation is common (R32).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from indexer.scan.peer.messages import HistoryAheadError
@@ -70,7 +70,7 @@ class Agreement:
         moment: Moment,
         seen: Seen,
         deadline: Deadline,
-        replica: Callable[[Scannable, int, Collection[str]], str],
+        replica: Callable[[Scannable, int, set[str] | None], str],
     ) -> None:
         self._view = view
         self._replica = replica
@@ -108,7 +108,7 @@ class Agreement:
             stamp = await self._choose(index)
             index = await self._rebuilt(index)
             nodes = {
-                number: self._replica(index, number, self._without.get(number, ())) for number in self._slices
+                number: self._replica(index, number, self._without.get(number)) for number in self._slices
             }
             left = self._deadline.left
             try:
