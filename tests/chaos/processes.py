@@ -71,8 +71,15 @@ class Processes:
 
     @contextmanager
     def second_projector(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Another projector of the same group beside the first; it is killed when the block ends."""
-        first = next(process for name, process in self.services().items() if name.startswith("projector"))
+        """Another projector of the same group beside the first; it is killed when the block ends.
+
+        Raises:
+            LookupError: none runs just now.
+        """
+        running = [process for name, process in self.services().items() if name.startswith("projector")]
+        if not running:
+            raise LookupError("no projector runs")
+        first = running[0]
         logs = self._data_dir / "logs"
         data = logs / "projector-of-chaos"
         environment = {

@@ -34,3 +34,12 @@ def brokers(tmp_path: Path) -> Iterator[dict[str, int]]:
 def test_another_cluster_s_broker_is_left_alone(brokers: dict[str, int], tmp_path: Path, name: str) -> None:
     found = Processes(os.getpid(), tmp_path / name).services()
     assert {part: process.pid for part, process in found.items()} == {"kafka": brokers[name]}
+
+
+def test_a_second_projector_has_no_first_one_while_all_are_dead(tmp_path: Path) -> None:
+    """That ends the fault, not the run: nothing is there to strike."""
+    with (
+        pytest.raises(LookupError, match="no projector"),
+        Processes(os.getpid(), tmp_path).second_projector(),
+    ):
+        raise AssertionError("none runs")
