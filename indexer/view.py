@@ -119,6 +119,11 @@ class NodeView(Protocol):
         """Newest common snapshot number of a READY index (id), from the leader's `Published`."""
         ...
 
+    def behind(self, index: str, slice_number: int) -> frozenset[str]:
+        """The nodes whose copies of a slice were not waited for when the newest number was published: they
+        are silent, or lag. Never all of a slice's."""
+        ...
+
     def stamp(self, keyspace: str, number: int) -> tuple[int, Timestamp, int] | None:
         """(incarnation, timestamp, fresh_at) of a recent number, from the leader's `StabilityTimestamp`."""
         ...

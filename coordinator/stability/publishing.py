@@ -2,11 +2,11 @@
 
 A READY index's newest number that every copy which serves holds (R37) is `Published`, on change, and again
 from time to time for readers that started since: the death of one copy takes away no number that readers may
-have seen. A copy that lags is not waited for, and where no copy of a slice serves, one that holds it is
-enough. Slices whose data is lost, or that are being rebuilt, are left out: scans that need them are refused
-anyway, and the others would be held to an old snapshot for as long. For an index under build the same thing
-is told to the build, as `CommonSnapshot`; there every copy that can be used must hold the number, of every
-slice (`coordinator.builds.copies`).
+have seen. A copy that lags is not waited for, and readers are told not to ask it; where no copy of a slice
+serves, one that holds the number is enough. Slices whose data is lost, or that are being rebuilt, are left
+out: scans that need them are refused anyway, and the others would be held to an old snapshot for as long. For
+an index under build the same thing is told to the build, as `CommonSnapshot`; there every copy that can be
+used must hold the number, of every slice (`coordinator.builds.copies`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 
 from coordinator.core.events import CommonSnapshot
 from coordinator.core.instructions import Broadcast, Instruction
-from coordinator.core.nodes import HeardNodes
+from coordinator.core.nodes import HeardNodes, Replica
 from coordinator.stability.acknowledgements import AcknowledgedNumbers, Copy, RequiredCopies
 from coordinator.stability.stream import StabilityStream
 from keytide.catalog.catalog import Catalog
@@ -61,12 +61,16 @@ class Publishing:
         self._rebuilt: dict[str, int] = {}
         self._out: dict[str, int] = {}
         self._known_required: dict[str, tuple[object, RequiredCopies]] = {}
+        self._behind: dict[str, list[Replica]] = {}
+        """Of READY indexes the copies that do not serve while another one of their slice does, as when
+        `_required` was worked out."""
 
     def catalog_changed(self, catalog: Catalog) -> None:
         """Take over what the dictionary says of indexes."""
         self.indexes = {record.id: record for record in catalog.indexes()}
         for gone in [index for index in self._acknowledgements.indexes() if index not in self.indexes]:
             self._acknowledgements.forget(gone)
+            self._behind.pop(gone, None)
         self._rebuilt = {}
         for index in self.indexes.values():
             for number, build in index.slice_builds.items():
@@ -141,6 +145,7 @@ class Publishing:
         out = self._out.get(record.id, 0)
         every: list[Copy] = []
         some: list[list[Copy]] = []
+        behind: list[Replica] = []
         for number, nodes in enumerate(record.placement):
             if out >> number & 1:
                 continue
@@ -153,6 +158,9 @@ class Publishing:
             every += serving
             if not serving:
                 some.append([(number, node) for node in nodes])
+            elif len(serving) < len(nodes):
+                behind += [(node, record.id, number) for node in nodes if (number, node) not in serving]
+        self._behind[record.id] = behind
         required = self._acknowledgements.required(record.id, every, some)
         self._known_required[record.id] = state, required
         return required
@@ -172,7 +180,11 @@ class Publishing:
     def _message(self, stream: StabilityStream, now: int) -> Broadcast:
         stream.published_at = now
         keyspace = stream.progress.keyspace
-        return Broadcast(Published(keyspace.name, self._term, keyspace.incarnation, dict(stream.published)))
+        published = dict(stream.published)
+        for record in stream.ready:
+            self._required(stream, record)  # and with it who is behind
+        behind = tuple(copy for index in published for copy in self._behind.get(index, ()))
+        return Broadcast(Published(keyspace.name, self._term, keyspace.incarnation, published, behind))
 
     def repeat(self, streams: Iterable[StabilityStream], now: int, interval_ms: int) -> list[Broadcast]:
         """Publish again what was published that long ago."""

@@ -37,6 +37,8 @@ class Control:
         self._stamps: dict[str, dict[int, Stamp]] = {}
         self._published: dict[str, tuple[int, str, int]] = {}
         """Index id -> (number, keyspace, incarnation)."""
+        self._behind: dict[str, dict[tuple[str, int], frozenset[str]]] = {}
+        """Keyspace -> (index id, slice) -> nodes."""
 
     def raise_term(self, term: int) -> None:
         """The metadata shows a term."""
@@ -78,6 +80,11 @@ class Control:
             if known is None or number > known[0]:
                 new[index] = number
                 self._published[index] = (number, message.keyspace, message.incarnation)
+        behind: dict[tuple[str, int], frozenset[str]] = {}
+        for node, index, slice_number in message.behind:
+            one = (index, slice_number)
+            behind[one] = behind.get(one, frozenset()) | {node}
+        self._behind[message.keyspace] = behind
         return new
 
     def stamp(self, keyspace: str, number: int) -> Stamp | None:
@@ -87,6 +94,12 @@ class Control:
         """The newest common number of an index: from before a rollback until there is a newer one."""
         known = self._published.get(index)
         return None if known is None else known[0]
+
+    def behind(self, index: str, slice_number: int) -> frozenset[str]:
+        """The nodes whose copies of a slice the leader did not wait for, but for another one."""
+        known = self._published.get(index)
+        behind = None if known is None else self._behind.get(known[1])
+        return behind.get((index, slice_number), frozenset()) if behind else frozenset()
 
     def forget_index(self, index: str) -> None:
         """An index was dropped."""

@@ -130,6 +130,10 @@ class ServingNode:
         """Newest common snapshot number of a READY index (id)."""
         return self.control.published(index)
 
+    def behind(self, index: str, slice_number: int) -> frozenset[str]:
+        """The nodes whose copies of a slice hold nothing that is published now."""
+        return self.control.behind(index, slice_number)
+
     def stamp(self, keyspace: str, number: int) -> tuple[int, Timestamp, int] | None:
         """(incarnation, timestamp, fresh_at) of a recent number."""
         return self.control.stamp(keyspace, number)

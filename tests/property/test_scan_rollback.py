@@ -115,7 +115,7 @@ class Run:
         valid = [n for n, name in sorted(self.names.items()) if self.holds(name, newest)]
         to = valid[-1 - back] if 0 <= back < len(valid) else -1
         for node in NODES:
-            if self.world.views[node].behind is None:
+            if self.world.views[node].older is None:
                 self.world.lag(node)
         self.world.roll_back(to, slices=False)
         self.cuts[newest + 1] = to
@@ -126,7 +126,7 @@ class Run:
         if self.knows[node] < max(self.cuts, default=0):
             self.knows[node] += 1
             self.late.add(node)
-            self.world.views[node].behind = self.catalogs[self.knows[node]]
+            self.world.views[node].older = self.catalogs[self.knows[node]]
             self.world.tell()
 
     def step_back(self, node: str) -> None:

@@ -195,11 +195,12 @@ class FakeView:
         self.troubles: dict[tuple[str, int], SliceTrouble] = {}
         self.damaged: dict[tuple[str, int], str] = {}
         self.doubted: dict[tuple[str, int], str] = {}
-        self.behind: Catalog | None = None
+        self.older: Catalog | None = None
+        self.lagging: dict[tuple[str, int], frozenset[str]] = {}
 
     def catalog(self) -> Catalog:
         """The world's, or an older one that the node has not read on from."""
-        return self.behind or self.world.catalog
+        return self.older or self.world.catalog
 
     def history(self, index: str) -> History:
         return History.of(self.catalog(), KEYSPACE)
@@ -208,6 +209,9 @@ class FakeView:
         self.looks += 1
         number = self.publications.get(index)
         return None if number is None or self.stamp(KEYSPACE, number) is None else number
+
+    def behind(self, index: str, slice_number: int) -> frozenset[str]:
+        return self.lagging.get((index, slice_number), frozenset())
 
     def stamp(self, keyspace: str, number: int) -> tuple[int, Timestamp, int] | None:
         """As `indexer.hosting.control` keeps it: of the node's history only."""
@@ -281,9 +285,9 @@ class DirectNodes:
         silent: nodes that do not answer.
     """
 
-    def __init__(self, here: str, readers: dict[str, LocalReader]) -> None:
-        self.here = here
-        self.health = PeerHealth()
+    def __init__(self, view: FakeView, readers: dict[str, LocalReader]) -> None:
+        self.here = view.node_id
+        self.health = PeerHealth(view.behind)
         self.readers = readers
         self.down: set[str] = set()
         self.silent: set[str] = set()
@@ -413,10 +417,10 @@ class World:
 
     def lag(self, node: str) -> None:
         """A node reads no more of the metadata."""
-        self.views[node].behind = self.catalog.copy()
+        self.views[node].older = self.catalog.copy()
 
     def catch_up(self, node: str) -> None:
-        self.views[node].behind = None
+        self.views[node].older = None
         self.tell()
 
     # --- snapshots ------------------------------------------------------------
@@ -483,7 +487,7 @@ class World:
             )
             for name, view in self.views.items()
         }
-        self.nodes = {name: DirectNodes(name, readers) for name in self.views}
+        self.nodes = {name: DirectNodes(view, readers) for name, view in self.views.items()}
         return {
             name: ScanService(view, readers[name], self.nodes[name], settings)
             for name, view in self.views.items()

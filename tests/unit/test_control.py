@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from indexer.hosting.control import Control
 from keytide.catalog.history import History
 from keytide.catalog.records import RollbackRecord
 from keytide.model.timestamp import Timestamp
-from keytide.wire.messages import Published, StabilityTimestamp
+from keytide.wire.messages import Published, StabilityTimestamp, decode, encode
 
 
 def history(*numbers: int) -> History:
@@ -59,6 +61,28 @@ def test_two_rollbacks_at_once() -> None:
     assert control.published("i") is None
     assert not control.stamped(10, stamp(1, 7))
     assert control.stamped(11, stamp(2, 4))
+
+
+def test_who_is_behind_is_what_the_newest_word_says() -> None:
+    control = Control()
+    behind = (("n1", "i", 0), ("n2", "i", 0), ("n1", "i", 2))
+    control.publish(Published("ks", 1, 0, {"i": 6}, behind))
+    control.publish(Published("other", 1, 0, {"j": 6}, (("n3", "j", 0),)))
+    assert [set(control.behind("i", number)) for number in range(3)] == [{"n1", "n2"}, set(), {"n1"}]
+    control.publish(Published("ks", 1, 1, {"i": 8}))
+    assert control.behind("i", 2) == {"n1"}, "of a rollback that the dictionary does not show yet"
+    control.publish(Published("ks", 2, 0, {"i": 6}))
+    assert (control.behind("i", 0), control.behind("j", 0)) == (frozenset(), frozenset({"n3"}))
+    control.publish(Published("ks", 1, 0, {"i": 6}, behind))
+    assert control.behind("i", 0) == set(), "a leader that is one no more"
+
+
+def test_a_release_that_does_not_say_who_is_behind_is_understood() -> None:
+    said = Published("ks", 1, 0, {"i": 6}, (("n1", "i", 0),))
+    assert decode(encode(said)) == said
+    fields = msgspec.msgpack.decode(encode(said)[1:])
+    older = encode(said)[:1] + msgspec.msgpack.encode(fields[:-1])
+    assert decode(older) == Published("ks", 1, 0, {"i": 6})
 
 
 def test_a_topic_made_anew_voids_everything() -> None:

@@ -404,16 +404,22 @@ def test_a_copy_that_lags_is_not_waited_for() -> None:
     core.handle(ack(1_021, "a", 2, ("by_city-1", 0)))
     core.handle(ack(1_022, "b", 2, ("by_city-1", 1)))
     number = 3
+    told: list[Published] = []
     for now in range(1_100, 12_000, 100):
         if now % 500 == 0:
             two_copies(core, "a", "b", "c", now=now)
-        for stamp in stamps(core.handle(Tick(now))):
-            core.handle(Issued(stamp, number, now))
-            core.handle(ack(now, "a", number, ("by_city-1", 0)))
-            core.handle(ack(now, "b", number, ("by_city-1", 1)))
+        out = core.handle(Tick(now))
+        for stamp in stamps(out):
+            out += core.handle(Issued(stamp, number, now))
+            out += core.handle(ack(now, "a", number, ("by_city-1", 0)))
+            out += core.handle(ack(now, "b", number, ("by_city-1", 1)))
             number += 1
-    assert core.streams["people"].lagging == {("c", "by_city-1", 0), ("c", "by_city-1", 1)}
+        told += published(out)
+    late = {("c", "by_city-1", 0), ("c", "by_city-1", 1)}
+    assert core.streams["people"].lagging == late
     assert core.streams["people"].published["by_city-1"] > 2
+    assert set(told[-1].behind) == late, "readers ask the others"
+    assert told[0].behind == (), "it was waited for"
 
 
 def test_where_no_copy_serves_one_that_holds_it_is_enough() -> None:

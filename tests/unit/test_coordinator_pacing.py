@@ -9,7 +9,7 @@ import pytest
 from coordinator.core.events import Issued, Tick
 from coordinator.core.instructions import Note
 from coordinator.stability.stream import StabilityLimits
-from keytide.wire.messages import StabilityTimestamp
+from keytide.wire.messages import Published, StabilityTimestamp
 from tests.unit.test_coordinator_core import (
     TERM,
     Core,
@@ -18,6 +18,7 @@ from tests.unit.test_coordinator_core import (
     heartbeat,
     index_record,
     progress,
+    published,
     stamps,
 )
 
@@ -28,11 +29,18 @@ STEP_MS = 5
 
 
 class Run:
-    """A busy stream and two slices: node a's holds everything at once, node b's when told."""
+    """A busy stream and two slices: node a's holds everything at once, node b's when told.
 
-    def __init__(self, limits: StabilityLimits = LIMITS) -> None:
+    Args:
+        copies: both nodes have both slices.
+    """
+
+    def __init__(self, limits: StabilityLimits = LIMITS, *, copies: bool = False) -> None:
         self.core = Core(limits, TERM)
-        self.core.catalog_changed(catalog(index_record()), 0)
+        self.slices = {"a": (0, 1), "b": (0, 1)} if copies else {"a": (0,), "b": (1,)}
+        placement = [[node for node in "ab" if number in self.slices[node]] for number in (0, 1)]
+        self.core.catalog_changed(catalog(index_record(placement=placement)), 0)
+        self.published: list[Published] = []
         self.now = 1_000
         self.number = 0
         self.issued: list[tuple[int, StabilityTimestamp]] = []
@@ -44,6 +52,7 @@ class Run:
 
     def take(self, out: list[object]) -> None:
         self.notes += [one for one in out if isinstance(one, Note)]
+        self.published += published(out)  # type: ignore[arg-type]
         for stamp in stamps(out):  # type: ignore[arg-type]
             self.number += 1
             self.numbers[self.number] = self.now
@@ -54,8 +63,8 @@ class Run:
         ripe = [number for number, at in self.numbers.items() if at <= self.now - delay]
         if ripe and max(ripe) > self.held[node]:
             self.held[node] = max(ripe)
-            slices = ("by_city-1", "ab".index(node))
-            self.take([*self.core.handle(ack(self.now, node, self.held[node], slices))])
+            slices = [("by_city-1", number) for number in self.slices[node]]
+            self.take([*self.core.handle(ack(self.now, node, self.held[node], *slices))])
 
     def go(self, ms: int) -> None:
         for _ in range(0, ms, STEP_MS):
@@ -66,8 +75,9 @@ class Run:
             if self.delay is not None:
                 self.hold("b", self.delay)
             if self.now % 500 == 0:
-                for number, node in enumerate("ab"):
-                    beat = heartbeat(self.now, node, ("by_city-1", number, self.held[node]))
+                for node, numbers in self.slices.items():
+                    held = [("by_city-1", number, self.held[node]) for number in numbers]
+                    beat = heartbeat(self.now, node, *held)
                     self.take([*self.core.handle(beat)])
             self.take([*self.core.handle(Tick(self.now))])
 
@@ -103,6 +113,20 @@ def test_a_slice_that_falls_behind_stops_holding_timestamps_back_and_rejoins() -
     run.delay = None
     run.go(1_500)
     assert run.contents(1_000) <= 1  # it is waited for again
+
+
+def test_readers_are_told_which_copies_are_not_waited_for() -> None:
+    """Until they are waited for again, and hold what is published next (R37)."""
+    run = Run(copies=True)
+    run.go(2_000)
+    run.delay = None
+    run.go(8_000)
+    assert {one.behind for one in run.published} == {(), (("b", "by_city-1", 0), ("b", "by_city-1", 1))}
+    assert run.published[-1].behind
+    run.delay = 0
+    run.go(500)
+    assert run.kinds()[-1] == "slice-caught-up"
+    assert run.published[-1].behind == ()
 
 
 def test_a_slice_of_almost_the_same_speed_comes_back() -> None:

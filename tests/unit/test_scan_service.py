@@ -649,7 +649,7 @@ def test_a_node_behind_the_session_waits_for_the_metadata() -> None:
 
     async def test(services: ByNode) -> None:
         page = await ask(services["n0"], limit=5)
-        world.views["n1"].behind = before
+        world.views["n1"].older = before
         await raises(IndexNotReadyError, ask(services["n1"], session=page["session"], timeout_ms=20))
         assert (await raises(IndexNotReadyError, ask(services["n1"], page=page["page"]))).status == 503
         tip = {"session": page["session"], "consistency": "tip", "timeout_ms": 20}
@@ -691,12 +691,12 @@ def test_unknown_and_unready_indexes() -> None:
 def test_a_node_that_has_read_nothing_yet_does_not_say_that_an_index_does_not_exist() -> None:
     world = World(BY_CITY)
     world.commit(10, {"by_city": []})
-    world.views["n0"].behind = Catalog()
+    world.views["n0"].older = Catalog()
 
     async def test(services: ByNode) -> None:
         error = await raises(IndexNotReadyError, ask(services["n0"], timeout_ms=20))
         assert error.status == 503
-        world.views["n0"].behind = None
+        world.views["n0"].older = None
         assert (await ask(services["n0"]))["rows"] == []
 
     run(test, world)

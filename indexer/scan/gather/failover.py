@@ -12,7 +12,8 @@ Every slice is asked at one copy at first. It is asked at its next one
   half of the time that is left, `LONG_HEDGE_S` at most if the request is short. When nothing at all was heard
   of the node by then the other copy is asked all the same, and has time to answer.
 
-A copy that leaves is the last to be asked, when those that count have failed or stand still (R42).
+The last to be asked, when the others have failed or stand still, are copies that lag behind what is published
+(R37), and copies that leave (R42).
 
 A slice is answered by one copy only; whoever asks goes on with that one (`Target.elsewhere`).
 """
@@ -106,14 +107,17 @@ class CopyRequests:
         self._found: list[Answer] = []
         self._after: dict[int, bytes] = {}
         self._untried: dict[int, list[str]] = {}
-        self._leaving: dict[int, list[str]] = {}
+        self._last: dict[int, list[str]] = {}
         self._failures: dict[int, Failure] = {}
         self._running: dict[asyncio.Task[ReadReply], _Asked] = {}
         for request in requests.values():
             for number, after in zip(request.span.slices, request.span.after, strict=True):
                 self._after[number] = after
-                self._untried[number] = self._untried_of(request, number, further.get(number, ()))
-                self._leaving[number] = self._untried_of(request, number, (leaving or {}).get(number, ()))
+                untried = self._untried_of(request, number, further.get(number, ()))
+                leave = self._untried_of(request, number, (leaving or {}).get(number, ()))
+                counted = nodes.health.waited_for(untried, (request.span.index, number))
+                self._untried[number] = counted
+                self._last[number] = [*(one for one in untried if one not in counted), *leave]
 
     async def run(self) -> list[Answer]:
         """The answer of every slice. Raises as `ask`: what the copy that was asked first has said, and of a
@@ -180,7 +184,7 @@ class CopyRequests:
         """Ask the next copy of each of these slices, all that are on one node at once."""
         grouped: dict[str, list[int]] = {}
         for number in slices:
-            copies = self._untried[number] or self._leaving[number]
+            copies = self._untried[number] or self._last[number]
             grouped.setdefault(copies.pop(0), []).append(number)
         for node, numbers in grouped.items():
             span = msgspec.structs.replace(
@@ -198,7 +202,7 @@ class CopyRequests:
         return [
             number
             for number in one.request.span.slices
-            if number in self._after and (self._untried[number] or self._leaving[number])
+            if number in self._after and (self._untried[number] or self._last[number])
         ]
 
     def _hedge(self) -> None:
@@ -284,7 +288,7 @@ class CopyRequests:
         under_way = self._under_way()
         further = []
         for number in slices:
-            if self._untried[number] or (self._leaving[number] and number not in under_way):
+            if self._untried[number] or (self._last[number] and number not in under_way):
                 further.append(number)
             elif number not in under_way:
                 raise self._failures[number]

@@ -199,12 +199,7 @@ class HoldRegistry:
         if target.number == TIP:
             return
         further = {
-            number: self.nodes.health.order(
-                [one for one in target.copies(number) if one not in leased.get(number, ())],
-                monotonic(),
-                (target.index, number),
-            )
-            for number in sorted(target.nodes)
+            number: self._further(target, number, leased.get(number, ())) for number in sorted(target.nodes)
         }
         failures: dict[int, Exception] = {}
         running: dict[asyncio.Task[None], Sequence[int]] = {}
@@ -231,6 +226,14 @@ class HoldRegistry:
             raise
         if running and not target.in_use:  # the token names those that keep it; later pages only renew
             await asyncio.wait(running, timeout=SECOND_COPY_S)
+
+    def _further(self, target: Target, number: int, leased: Collection[str]) -> list[str]:
+        """The copies of a slice that may keep the snapshot as well, in the order in which to ask them. Not
+        those that lag, while there is another one: they hold nothing that was published of late."""
+        of, health = (target.index, number), self.nodes.health
+        copies = [one for one in target.copies(number) if one not in leased]
+        counted = health.waited_for(copies, of)
+        return health.order(counted if counted or leased else copies, monotonic(), of)
 
     async def _keep_at(
         self,

@@ -53,7 +53,7 @@ class Peers:
 
     def __init__(self, view: NodeView, local: LocalReader, nodes: NodeClient) -> None:
         self.here = view.node_id
-        self.health = PeerHealth()
+        self.health = PeerHealth(view.behind)
         self.read_here = local.read
         self._view = view
         self._local = local

@@ -97,13 +97,14 @@ class Reads:
         return self.nodes.health.less_busy(*random.choices(healthy, k=2))
 
     def _replica(self, index: Scannable, number: int, without: set[str] | None = None) -> str:
-        """Where to read a slice, if possible not at some nodes, and not where it is behind while another node
-        that has it answers."""
+        """Where to read a slice, if possible not at some nodes, not where it lags, and not where it is behind
+        while another node that has it answers."""
         copies, health = index.placement[number], self.nodes.health
-        if len(copies) > 1 and (behind := health.behind((index.id, number), now := monotonic())):
-            there = [one for one in copies if one not in behind and not (without and one in without)]
-            if health.answering(there, now):
-                return self.directory.replica(there)
+        if len(copies) > 1 and (behind := health.behind(of := (index.id, number), now := monotonic())):
+            counted = [one for one in health.waited_for(copies, of) if not (without and one in without)]
+            there = [one for one in counted if one not in behind]
+            if counted:
+                return self.directory.replica(there if health.answering(there, now) else counted)
         return self.directory.replica(copies, without)
 
     async def ready_index(self, name: str, moment: Moment, gone: Gone, layout: str = "") -> Scannable:

@@ -10,13 +10,14 @@ one that stands still: of that nothing at all is heard, and others are asked wha
 
 A copy that is *behind* has answered that it does not hold a number yet: its node is back, and reads its
 queue. It is asked after the others for a while as well, of that slice alone: what else its node has may be as
-new as anybody's.
+new as anybody's. One that the leader tells of, because it did not wait for it (R37), is not asked at all
+while another one may answer.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -74,10 +75,19 @@ class _Peer:
     hedge_s: float = FIRST_HEDGE_S
 
 
-class PeerHealth:
-    """Of all nodes, as one of them sees it."""
+def _nobody(index: str, slice_number: int) -> Collection[str]:
+    return ()
 
-    def __init__(self) -> None:
+
+class PeerHealth:
+    """Of all nodes, as one of them sees it.
+
+    Args:
+        not_waited_for: (index id, slice) -> the nodes whose copies the leader does not wait for.
+    """
+
+    def __init__(self, not_waited_for: Callable[[str, int], Collection[str]] = _nobody) -> None:
+        self._not_waited_for = not_waited_for
         self._peers: dict[str, _Peer] = {}
         self._budget = BUDGET
         self._behind: dict[Slice, dict[str, _Pause]] = {}
@@ -138,7 +148,12 @@ class PeerHealth:
     def behind(self, of: Slice, now: float) -> set[str]:
         """The nodes whose copies of a slice are to be done without for a while, if others answer."""
         pauses = self._behind.get(of, {})
-        return {node for node, one in pauses.items() if one.until > now}
+        return {node for node, one in pauses.items() if one.until > now}.union(self._not_waited_for(*of))
+
+    def waited_for(self, copies: Sequence[str], of: Slice) -> list[str]:
+        """The copies of a slice without those that the leader does not wait for."""
+        behind = self._not_waited_for(*of)
+        return [node for node in copies if node not in behind]
 
     def order(self, copies: Sequence[str], now: float, of: Slice | None = None) -> list[str]:
         """The copies with those that are behind, and those on suspected nodes, last."""
