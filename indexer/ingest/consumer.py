@@ -16,6 +16,11 @@ it is not believed: the ends of the log are asked for again, and only a position
 or past its end for PAST_END_MS, is gone (its node was away for longer than the queue is kept) and reported to
 the slice. Anything else is read again from the slice's place.
 
+Nor is librdkafka believed when it says nothing at all. A client can lose all its brokers for good while Kafka
+is well (2.10 to 2.16, when the last broker that it knows goes in a bad moment), and tells of it by silence.
+The leader's word comes all the time, so when none has come for SILENT_MS, though Kafka answers others, the
+client is replaced by a new one that reads on at the same places.
+
 Nobody writes to a queue in transactions, and nothing compacts it, so a partition's records come one after the
 other. One below the place is of an assignment before, and left out; one beyond it means that some were lost
 on their way here: the partition is assigned again at its place.
@@ -34,6 +39,7 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Messag
 
 from indexer.hosting.slice_runner import SliceKey
 from keytide.kafka.admin import KafkaUnavailableError
+from keytide.kafka.clients import Consumer
 from keytide.kafka.history import log_history
 from keytide.kafka.topics import consumer, drain
 from keytide.model.topics import Topics
@@ -53,6 +59,12 @@ WATERMARKS_S: Final = 2.0
 """For the ends of a log, asked for while all slices wait."""
 PAST_END_MS: Final = 30_000
 """How long a place may lie past the log's end: longer than an election takes, and than metadata stay old."""
+SILENT_MS: Final = 15_000
+LONGEST_SILENT_MS: Final = 240_000
+"""After how long without a word of the leader the client is replaced; twice as long each time, at most the
+longest (there may be no leader)."""
+ANSWERED_MS: Final = 10_000
+"""How lately Kafka must have answered another client all the while."""
 AGAIN: Final = 20
 """How often a partition is assigned again at one place before what comes instead is taken as it is: the slice
 sees for itself whether anything is missing."""
@@ -123,16 +135,22 @@ class NodeConsumer:
         self._settings = settings
         self._confirmed = confirmed
         self._topics = Topics(settings.cluster)
-        self._consumer = consumer(
-            settings,
+        self._consumer = self._client()
+        self._control_at = 0
+        self._heard_at: int | None = None
+        self._patience_ms = SILENT_MS
+        self._places: dict[SliceKey, _Place] = {}
+        self._readers: dict[tuple[str, int], SliceKey] = {}
+        self._average = 64 * 1024.0
+
+    def _client(self) -> Consumer:
+        return consumer(
+            self._settings,
             queued_max_messages_kbytes=PREFETCH_KBYTES,
             fetch_max_bytes=FETCH_BYTES,
             max_partition_fetch_bytes=FETCH_BYTES // 4,
             fetch_wait_max_ms=FETCH_WAIT_MS,
         )
-        self._places: dict[SliceKey, _Place] = {}
-        self._readers: dict[tuple[str, int], SliceKey] = {}
-        self._average = 64 * 1024.0
 
     def start(self, timeout: float = 30.0) -> None:
         """Read control from its present end.
@@ -145,6 +163,7 @@ class NodeConsumer:
             if time.monotonic() > deadline:
                 raise KafkaUnavailableError(f"topic {self._topics.control} is not to be had")
             time.sleep(0.1)
+        self._control_at = end
         self._consumer.assign([TopicPartition(self._topics.control, 0, end)])
 
     def _control_end(self) -> int | None:
@@ -201,6 +220,7 @@ class NodeConsumer:
         Raises:
             KafkaUnavailableError: the control topic cannot be read.
         """
+        self._replace_silent(now)
         self._assign_again(now)
         limit = max(1, min(BATCH_MESSAGES, int(BATCH_BYTES / self._average)))
         records: list[Record | Lost] = []
@@ -219,6 +239,7 @@ class NodeConsumer:
         if key is None:
             if topic != self._topics.control or error is not None:
                 return None
+            self._control_at, self._heard_at, self._patience_ms = offset + 1, now, SILENT_MS
             return Record(TopicKind.CONTROL, None, offset, message.value())
         place = self._places[key]
         if not self._next(place, topic, partition, offset, now):
@@ -308,6 +329,27 @@ class NodeConsumer:
         return (
             f"topic id {history.topic_id}, leader epoch {known.leader_epoch}, epochs end: {ends or 'none'}; "
         )
+
+    def _replace_silent(self, now: int) -> None:
+        """A client that says nothing while Kafka answers others: another one reads on."""
+        if self._heard_at is None or not self._confirmed(now - ANSWERED_MS):
+            self._heard_at = now  # (Kafka itself says nothing)
+        if now - self._heard_at < self._patience_ms:
+            return
+        log.warning(
+            "nothing was heard of the leader for %d s, though Kafka answers: reading on with a new client",
+            *((now - self._heard_at) // 1_000,),
+        )
+        self._heard_at, self._patience_ms = now, min(LONGEST_SILENT_MS, 2 * self._patience_ms)
+        self._consumer.close()
+        self._consumer = self._client()
+        self._consumer.assign([TopicPartition(self._topics.control, 0, self._control_at)])
+        for key, place in self._places.items():
+            place.again_at = None
+            partition = TopicPartition(place.topic, key[1], place.start())
+            self._consumer.incremental_assign([partition])
+            if place.paused:
+                self._consumer.pause([partition])
 
     def _assign_again(self, now: int) -> None:
         """Queues that were not there: begin anew where the slice is."""

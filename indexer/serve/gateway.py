@@ -28,6 +28,7 @@ from indexer.serve.process import Serving
 from keytide.kafka.admin import KafkaUnavailableError
 from keytide.kafka.identity import KafkaIdentity
 from keytide.kafka.topics import CatalogReader
+from keytide.process.clock import now_ms
 from keytide.serving.listener import listen
 from keytide.serving.security import check_exposure
 from keytide.settings.settings import Settings
@@ -50,8 +51,8 @@ class Listener:
 
     def __init__(self, settings: Settings, view: ServingNode) -> None:
         self._catalog = CatalogReader(settings)
-        self._consumer = NodeConsumer(settings)
         self._identity = KafkaIdentity(settings, remember=False)
+        self._consumer = NodeConsumer(settings, self._identity.confirmed)
         self._view = view
         self._hearing = MetadataFeed(view)
 
@@ -95,7 +96,7 @@ class Listener:
 
     def _pass(self) -> None:
         self._identity.check()
-        for record in self._consumer.poll(IDLE_S, 0):
+        for record in self._consumer.poll(IDLE_S, now_ms()):
             if isinstance(record, Record):
                 self._hearing.control(record.position, record.data)
         if self._catalog.poll():

@@ -58,8 +58,13 @@ COMMON: dict[str, Any] = {
     "socket_keepalive_enable": True,
     "reconnect_backoff_ms": 50,
     "reconnect_backoff_max_ms": 1_000,
+    "topic_metadata_refresh_interval_ms": 10_000,
 }
-"""librdkafka settings of every client; underscores stand for dots."""
+"""librdkafka settings of every client; underscores stand for dots.
+
+A client forgets the brokers that are not in the newest list of them, and asks for that every five minutes by
+default: one that was told while two of three brokers were down knew of the third alone for so long after they
+had come back, and when that one went, too, it was without any, and stayed so (librdkafka 2.16)."""
 
 
 class KafkaUnavailableError(RetryableError):

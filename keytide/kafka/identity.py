@@ -173,10 +173,11 @@ class KafkaIdentity:
         self._worker.close()
 
     def _run(self) -> None:
-        with admin(self._settings) as client:
-            while not self._worker.stopping.wait(LOOK_S):
+        while not self._worker.stopping.is_set():
+            with admin(self._settings) as client:  # (another one when it fails: it may be the client's fault)
                 try:
-                    self._look(client)
+                    while not self._worker.stopping.wait(LOOK_S):
+                        self._look(client)
                 except KafkaUnavailableError as error:
                     log.info("which Kafka this is cannot be asked: %s", error)
 

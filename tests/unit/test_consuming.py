@@ -10,7 +10,15 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
 from indexer.ingest import consumer as consuming
-from indexer.ingest.consumer import PAST_END_MS, REASSIGN_MS, Lost, NodeConsumer, Record, TopicKind
+from indexer.ingest.consumer import (
+    PAST_END_MS,
+    REASSIGN_MS,
+    SILENT_MS,
+    Lost,
+    NodeConsumer,
+    Record,
+    TopicKind,
+)
 from keytide.kafka.admin import KafkaUnavailableError
 from keytide.model.log_history import LogHistory, PartitionHistory
 from keytide.settings.settings import load_settings
@@ -230,3 +238,95 @@ def test_what_never_comes_is_left_to_the_slice_to_see(kafka: Kafka, monkeypatch:
         if given := offsets(node.poll(0, now)):
             break
     assert given == [5, 6, 7, 8, 9]
+
+
+class Client(Kafka):
+    """A client that reads control too, until it has lost its brokers; it says nothing from then on."""
+
+    def __init__(self, log: list[int]) -> None:
+        super().__init__()
+        self.high = 100
+        self.log = log
+        self.next = -1
+        self.lost = self.closed = False
+        self.paused: list[str] = []
+
+    def assign(self, places: list[TopicPartition]) -> None:
+        self.next = places[0].offset
+
+    def pause(self, places: list[TopicPartition]) -> None:
+        self.paused += [one.topic for one in places]
+
+    def close(self) -> None:
+        self.closed = True
+
+    def get_watermark_offsets(self, *_: Any, **__: Any) -> tuple[int, int]:
+        return 0, len(self.log)
+
+    def consume(self, limit: int, wait_s: float = 0.0) -> list[Any]:
+        if self.lost:
+            return []
+        said = [Message(CONTROL, one) for one in range(self.next, len(self.log))]
+        self.next = len(self.log)
+        return [*said, *super().consume(limit - len(said), wait_s)]
+
+
+CONTROL = ("keytide.control", 0)
+
+
+class Silence:
+    """A node and the clients that it has used, the newest one last."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.said: list[int] = []
+        self.clients: list[Client] = []
+        self.answered_at = 0
+        monkeypatch.setattr(consuming, "consumer", self._client)
+        self.node = NodeConsumer(load_settings(), lambda since: self.answered_at >= since)
+        self.node.start()
+        self.node.read_mutations(KEY, 95)
+
+    def _client(self, *_: Any, **__: Any) -> Client:
+        self.clients.append(Client(self.said))
+        return self.clients[-1]
+
+    def go(self, since: int, until: int, *, leader: bool = True, kafka: bool = True) -> list[Record | Lost]:
+        """What comes in some time (ms), in which the leader speaks, and Kafka answers others, or not."""
+        found: list[Record | Lost] = []
+        for now in range(since, until, 500):
+            self.said += [now] if leader else []
+            self.answered_at = now if kafka else self.answered_at
+            found += self.node.poll(0, now)
+        return found
+
+
+def test_a_client_that_says_nothing_any_more_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have lost its brokers for good: the new one reads on at the same places."""
+    world = Silence(monkeypatch)
+    first = world.go(0, 10_000)
+    assert [one.position for one in first if isinstance(one, Record) and one.key] == [*range(95, 100), 100]
+    world.node.pause(KEY)
+    world.clients[0].lost = True
+    assert world.go(10_000, 10_000 + SILENT_MS - 1_000) == []
+    assert len(world.clients) == 1
+    found = world.go(10_000 + SILENT_MS - 1_000, 10_000 + SILENT_MS + 1_000)
+    assert [one.closed for one in world.clients] == [True, False]
+    control = [one.position for one in found if isinstance(one, Record) and one.kind is TopicKind.CONTROL]
+    assert control == [*range(20, len(world.said))], "nothing that the leader said is lost"
+    assert (world.clients[1].assigned, world.clients[1].paused) == ([100], [QUEUE[0]])
+
+
+def test_a_client_is_not_replaced_while_kafka_is_away_and_seldom_without_a_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = Silence(monkeypatch)
+    world.go(0, 1_000)
+    world.go(1_000, 300_000, leader=False, kafka=False)
+    assert len(world.clients) == 1
+    world.go(300_000, 300_000 + 600_000, leader=False)
+    assert len(world.clients) <= 7, "twice as long each time"
+    world.go(900_000, 910_000)
+    replaced = len(world.clients)
+    world.clients[-1].lost = True
+    world.go(910_000, 910_000 + SILENT_MS + 5_000)
+    assert len(world.clients) == replaced + 1, "there was a leader again"

@@ -269,6 +269,9 @@ class FakeIdentity:
     def check(self) -> None: ...
     def close(self) -> None: ...
 
+    def confirmed(self, since: int) -> bool:
+        return True
+
 
 class FakeConsumer:
     def __init__(self) -> None:
