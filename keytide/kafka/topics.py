@@ -36,6 +36,7 @@ from keytide.kafka.admin import (
     list_offsets,
 )
 from keytide.kafka.clients import AdminClient, Consumer, Producer
+from keytide.kafka.end_watch import EndWatch
 from keytide.kafka.log_repeats import Repeats
 from keytide.model.topics import Topics
 from keytide.settings.settings import Settings
@@ -173,6 +174,7 @@ class CatalogReader:
         self._topic = Topics(settings.cluster).metadata
         self._reader: TopicReader | None = None
         self._client: AdminClient | None = None
+        self._watch: EndWatch | None = None
 
     def start(self, timeout: float = REQUEST_TIMEOUT_S) -> Catalog:
         """Wait for the topic, then read it to its present end.
@@ -204,6 +206,7 @@ class CatalogReader:
         follower = TopicReader(self._settings, self._topic, {0: self._reader.positions[0]})
         self._reader.close()
         self._reader = follower
+        self._watch = EndWatch(client, self._topic)
         return self.catalog
 
     def poll(self, timeout: float = 0.0) -> list[tuple[str, Record | None]]:
@@ -226,7 +229,18 @@ class CatalogReader:
                     "metadata record %s at offset %d is unreadable to this release: %s", name, offset, error
                 )
         self.catalog.offset = max(self.catalog.offset, self._reader.positions.get(0, 0))
+        self._replace_if_deaf(self._reader)
         return changes
+
+    def _replace_if_deaf(self, reader: TopicReader) -> None:
+        """Read on with another client when this one hears nothing though there is something."""
+        position = reader.positions.get(0)
+        if position is None or self._watch is None or not self._watch.stands_still(position):
+            return
+        log.warning("%s goes on, and nothing was heard of it: reading on with a new client", self._topic)
+        self._reader = TopicReader(self._settings, self._topic, {0: position})
+        self._reader.positions[0] = position
+        reader.close()
 
     def snapshot(self) -> Catalog:
         return self.catalog.copy()

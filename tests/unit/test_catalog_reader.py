@@ -1,9 +1,16 @@
-"""The reader of the metadata topic while Kafka is away."""
+"""The reader of the metadata topic while Kafka is away, or its client has lost Kafka."""
 
 from __future__ import annotations
 
-import pytest
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from keytide.catalog.records import ClusterRecord, TermRecord, encode_record, record_key
+from keytide.kafka import end_watch
 from keytide.kafka import topics as kafka
 from keytide.kafka.admin import KafkaUnavailableError
 from keytide.kafka.topics import CatalogReader
@@ -28,3 +35,98 @@ def test_all_tries_use_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(KafkaUnavailableError):
             reader.start(0.1)
     assert len(made) == 1
+
+
+class Metadata:
+    """The topic, and the clients that read it.
+
+    Attributes:
+        away: Kafka answers nobody.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.records: list[Any] = [ClusterRecord("c", "00", 0)]
+        self.readers: list[Reader] = []
+        self.away = False
+        self.asked = 0
+        monkeypatch.setattr(kafka, "admin", lambda _: self)
+        monkeypatch.setattr(kafka, "describe_topics", lambda *_: {"t": None})
+        monkeypatch.setattr(kafka, "list_offsets", lambda *_, **__: {0: len(self.records)})
+        monkeypatch.setattr(kafka, "consumer", lambda *_, **__: Reader(self))
+        monkeypatch.setattr(end_watch, "ASK_S", 0.0)
+
+    def list_offsets(self, wanted: dict[TopicPartition, Any], **_: Any) -> dict[TopicPartition, Any]:
+        self.asked += 1
+        future: Future[Any] = Future()
+        if self.away:
+            future.set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+        else:
+            future.set_result(SimpleNamespace(offset=len(self.records)))
+        return dict.fromkeys(wanted, future)
+
+
+class Reader:
+    """A consumer that may have lost its brokers: it says nothing then."""
+
+    def __init__(self, topic: Metadata) -> None:
+        self.topic, self.at, self.lost, self.closed, self.told = topic, 0, False, False, -1
+        topic.readers.append(self)
+
+    def assign(self, places: list[TopicPartition]) -> None:
+        self.at = places[0].offset
+
+    def close(self) -> None:
+        self.closed = True
+
+    def consume(self, limit: int, _: float = 0.0) -> list[Any]:
+        if self.lost or (self.at == len(self.topic.records) == self.told):
+            return []
+        if self.at == len(self.topic.records):
+            self.told = self.at
+            return [Said(self.at, None)]
+        self.at += 1
+        return [Said(self.at - 1, self.topic.records[self.at - 1])]
+
+
+class Said:
+    def __init__(self, offset: int, record: Any) -> None:
+        self._offset, self._record = offset, record
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self._offset
+
+    def error(self) -> KafkaError | None:
+        return KafkaError(KafkaError._PARTITION_EOF) if self._record is None else None
+
+    def key(self) -> bytes:
+        return record_key(self._record).encode()
+
+    def value(self) -> bytes:
+        return encode_record(self._record)
+
+
+def test_a_client_that_hears_nothing_though_the_dictionary_goes_on_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = Metadata(monkeypatch)
+    reader = CatalogReader(load_settings())
+    reader.start()
+    for _ in range(20):
+        assert reader.poll() == []
+    clients = len(topic.readers)
+    assert topic.asked > 5
+    assert not topic.readers[-1].closed, "a quiet topic is nothing strange"
+    topic.readers[-1].lost = True
+    topic.records.append(TermRecord(7, "x", 0))
+    topic.away = True
+    for _ in range(20):
+        assert reader.poll() == []
+    assert len(topic.readers) == clients, "Kafka answers nobody"
+    topic.away = False
+    changes = [change for _ in range(12) for change in reader.poll()]
+    assert changes == [("term", topic.records[1])]
+    assert [one.closed for one in topic.readers[-2:]] == [True, False]
+    assert len(topic.readers) == clients + 1

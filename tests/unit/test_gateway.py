@@ -293,7 +293,7 @@ def test_it_waits_for_the_cluster_follows_it_and_stops(monkeypatch: pytest.Monke
     world = world_of_cities(node_count=1)
     reader, consumer = FakeCatalogReader(world.catalog.copy()), FakeConsumer()
     monkeypatch.setattr(gateway, "CatalogReader", lambda settings: reader)
-    monkeypatch.setattr(gateway, "NodeConsumer", lambda settings: consumer)
+    monkeypatch.setattr(gateway, "NodeConsumer", lambda *_: consumer)
     monkeypatch.setattr(gateway, "KafkaIdentity", lambda *_, **__: FakeIdentity())
     monkeypatch.setattr(gateway, "RETRY_S", 0.01)
     view = ServingNode("gateway-1")

@@ -1,0 +1,65 @@
+"""Whether a reader stands still though there is more to read.
+
+A client of librdkafka can lose all its brokers for good while Kafka is well (2.10 to 2.16; see
+`keytide.kafka.admin`), and then says nothing. Of a topic that is quiet most of the time its silence tells
+nothing either, so another client is asked where the topic ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final
+
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+from keytide.kafka.clients import AdminClient
+
+ASK_S: Final = 15.0
+"""From one answer to the next question."""
+TIMEOUT_S: Final = 10.0
+
+
+class EndWatch:
+    """Asks now and then where partition 0 of a topic ends, and waits for no answer. One thread.
+
+    Args:
+        client: what is asked; not the reader's.
+        now: seconds, which never go back.
+    """
+
+    def __init__(self, client: AdminClient, topic: str, now: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._place = TopicPartition(topic, 0)
+        self._now = now
+        self._due = now() + ASK_S
+        self._asked: Future[Any] | None = None
+        self._short_at: int | None = None
+
+    def stands_still(self, position: int) -> bool:
+        """Whether two answers in a row have found the reader at the same place, with more behind it. Cheap.
+
+        Args:
+            position: the next offset that it reads.
+        """
+        if self._asked is None:
+            if self._now() >= self._due:
+                spec: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+                self._asked = self._client.list_offsets(
+                    {self._place: spec},
+                    isolation_level=IsolationLevel.READ_COMMITTED,
+                    request_timeout=TIMEOUT_S,
+                )[self._place]
+            return False
+        if not self._asked.done():
+            return False
+        asked, self._asked, self._due = self._asked, None, self._now() + ASK_S
+        try:
+            more = int(asked.result().offset) > position
+        except KafkaException:
+            return False
+        still = more and position == self._short_at
+        self._short_at = position if more and not still else None
+        return still
