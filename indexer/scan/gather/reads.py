@@ -99,8 +99,11 @@ class Reads:
     def _replica(self, index: Scannable, number: int, without: set[str] | None = None) -> str:
         """Where to read a slice, if possible not at some nodes, not where it lags, and not where it is behind
         while another node that has it answers."""
-        copies, health = index.placement[number], self.nodes.health
-        if len(copies) > 1 and (behind := health.behind(of := (index.id, number), now := monotonic())):
+        copies = index.placement[number]
+        if len(copies) == 1:
+            return copies[0]
+        health, of, now = self.nodes.health, (index.id, number), monotonic()
+        if behind := health.behind(of, now):
             counted = [one for one in health.waited_for(copies, of) if not (without and one in without)]
             there = [one for one in counted if one not in behind]
             if counted:

@@ -209,8 +209,9 @@ class Target:
     def by_node(self, slices: Iterable[int] | None = None) -> dict[str, list[int]]:
         """Node -> the slices that are read there, of `slices` or all."""
         grouped: dict[str, list[int]] = {}
+        places = {**self.nodes, **self.elsewhere} if self.elsewhere else self.nodes
         for number in self.nodes if slices is None else slices:
-            grouped.setdefault(self.node_of(number), []).append(number)
+            grouped.setdefault(places[number], []).append(number)
         return grouped
 
 
@@ -237,6 +238,8 @@ class SliceAnswers:
     def kept(self, target: Target) -> dict[int, list[str]]:
         """Slice -> the copies that keep the snapshot, the one that is read first: all that are known of one
         that was kept before."""
+        if not target.others and not target.elsewhere:
+            return {number: [node] for number, node in target.nodes.items()}  # (most have no copies)
         if target.in_use:
             return {number: target.copies(number) for number in target.nodes}
         return {
