@@ -338,7 +338,7 @@ class NodeConsumer:
             return
         log.warning(
             "nothing was heard of the leader for %d s, though Kafka answers: reading on with a new client",
-            *((now - self._heard_at) // 1_000,),
+            (now - self._heard_at) // 1_000,
         )
         self._heard_at, self._patience_ms = now, min(LONGEST_SILENT_MS, 2 * self._patience_ms)
         self._consumer.close()

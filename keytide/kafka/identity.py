@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 2.0
 """Between two looks: each is two small requests."""
 LOOK_TIMEOUT_S: Final = 5.0
+OWN_FAULT: Final = 8
+"""After so many looks in vain another client looks, and again after twice as many: a client can lose all its
+brokers for good (`keytide.kafka.admin`), but each leaves threads behind until Python looks for cycles."""
 _CLUSTER: Final = "cluster"
 
 
@@ -173,13 +176,18 @@ class KafkaIdentity:
         self._worker.close()
 
     def _run(self) -> None:
+        failed = 0
         while not self._worker.stopping.is_set():
-            with admin(self._settings) as client:  # (another one when it fails: it may be the client's fault)
-                try:
-                    while not self._worker.stopping.wait(LOOK_S):
+            with admin(self._settings) as client:
+                while not self._worker.stopping.wait(LOOK_S):
+                    try:
                         self._look(client)
-                except KafkaUnavailableError as error:
-                    log.info("which Kafka this is cannot be asked: %s", error)
+                        failed = 0
+                    except KafkaUnavailableError as error:
+                        log.info("which Kafka this is cannot be asked: %s", error)
+                        failed += 1
+                        if failed >= OWN_FAULT and failed & (failed - 1) == 0:
+                            break  # it may be the client's fault: another one
 
     def _look(self, client: AdminClient) -> None:
         began = now_ms()

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from keytide.kafka import identity as kafka_identity
 from keytide.kafka.admin import KafkaUnavailableError, TopicInfo
-from keytide.kafka.identity import KafkaIdentity, Memory, Seen, WrongKafkaError
+from keytide.kafka.identity import OWN_FAULT, KafkaIdentity, Memory, Seen, WrongKafkaError
 from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings, load_settings
 
@@ -154,6 +154,33 @@ def test_offsets_are_confirmed_by_a_look_that_begins_later(kafka: Kafka, watchin
     kafka.away, kafka.cluster = False, "K2"
     until(lambda: refused(watching))
     assert not watching.confirmed(later)
+
+
+def test_a_client_that_may_have_lost_kafka_is_replaced_ever_more_seldom(
+    kafka: Kafka, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its threads stay until Python looks for cycles, so a long outage must not make many."""
+    looks: list[int] = []
+
+    class Client(Kafka):
+        def __init__(self) -> None:
+            super().__init__()
+            self.away = len(looks) < 4
+            looks.append(0)
+
+        def list_topics(self, topic: str = "", timeout: float = 0) -> Any:
+            looks[-1] += 1
+            return super().list_topics(topic, timeout)
+
+    monkeypatch.setattr(kafka_identity, "admin", lambda _: Client())
+    began = now_ms()
+    identity = KafkaIdentity(settings).open()
+    try:
+        until(lambda: identity.confirmed(began))
+    finally:
+        identity.close()
+    assert looks[:4] == [OWN_FAULT, OWN_FAULT, 2 * OWN_FAULT, 4 * OWN_FAULT]
+    assert len(looks) == 5
 
 
 def test_kafka_that_is_away_is_no_other(kafka: Kafka, settings: Settings) -> None:
