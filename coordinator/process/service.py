@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import msgspec
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from coordinator.core.events import Event, Issued, IssueFailed, KafkaAnswered, Reported, Tick
 from coordinator.core.instructions import (
@@ -41,6 +41,7 @@ from coordinator.election.claim import FencedError, MetadataWriter, claim_term
 from coordinator.election.standby import SAY_MS, Standby, this_process
 from coordinator.kafka.admin import KafkaAdminWork
 from coordinator.kafka.control_topic import read_control_tail
+from coordinator.kafka.heard_topics import HeardTopics
 from coordinator.leader import Leader
 from coordinator.process.driver_supervisor import DriverSupervisor
 from coordinator.process.event_log import EventRing
@@ -57,7 +58,7 @@ from keytide.catalog.table_origin import TableOrigin
 from keytide.errors import KeytideError, RetryableError
 from keytide.kafka.admin import KafkaUnavailableError
 from keytide.kafka.identity import KafkaIdentity
-from keytide.kafka.topics import consumer, drain, producer
+from keytide.kafka.topics import producer
 from keytide.model.health import Verdict
 from keytide.model.topics import Topics
 from keytide.process.clock import now_ms, wall_ms
@@ -111,7 +112,7 @@ class CoordinatorService:
         self._topic_ids = TopicIds(settings, self._inbox.append, failed)
         self._load_requests = LoadRequests(settings, self._inbox.append, failed)
         self._control = producer(settings, message_timeout_ms=5_000)
-        self._reports = consumer(settings)
+        self._reports = HeardTopics(settings)
         self._loop = Worker("control", failed, self._run)
         self._stopping = self._loop.stopping
         self._sources = SourceWatcher(settings, self._supervisor, self._inbox.append, failed)
@@ -175,9 +176,7 @@ class CoordinatorService:
 
     def _lead(self, work: KafkaAdminWork) -> None:
         # Fixed offsets: OFFSET_END would be looked up some time later, and what comes until then be lost.
-        starts = [
-            TopicPartition(topic, 0, work.end(topic)) for topic in (self.topics.reports, self.topics.metadata)
-        ]
+        starts = {topic: work.end(topic) for topic in (self.topics.reports, self.topics.metadata)}
         term, catalog = claim_term(self.settings, self._writer, self._holder, self.standby.ended)
         recovered = read_control_tail(self.settings)
         left, foreign = orphans(catalog, self.settings.cluster, work.all_topics())
@@ -302,7 +301,7 @@ class CoordinatorService:
         while not self._stopping.is_set():
             self._identity.check()
             wait = 0 if self._inbox else min(leader.stability.next_due(now_ms()), LONGEST_POLL_MS)
-            for message in drain(self._reports, REPORTS_PER_TURN, wait / 1000):
+            for message in self._reports.poll(REPORTS_PER_TURN, wait / 1000):
                 self._hear(leader, message)
             self._control.poll(0)
             while self._inbox:
@@ -319,8 +318,7 @@ class CoordinatorService:
     def _hear(self, leader: Leader, message: Message) -> None:
         error = message.error()
         if error is not None:
-            if error.code() != KafkaError._PARTITION_EOF:
-                log.warning("%s cannot be read: %s", message.topic(), error)
+            log.warning("%s cannot be read: %s", message.topic(), error)
             return
         value = message.value()
         if message.topic() == self.topics.metadata:
