@@ -240,7 +240,7 @@ def test_what_never_comes_is_left_to_the_slice_to_see(kafka: Kafka, monkeypatch:
     assert given == [5, 6, 7, 8, 9]
 
 
-class Client(Kafka):
+class LosingClient(Kafka):
     """A client that reads control too, until it has lost its brokers; it says nothing from then on."""
 
     def __init__(self, log: list[int]) -> None:
@@ -279,15 +279,15 @@ class Silence:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.said: list[int] = []
-        self.clients: list[Client] = []
+        self.clients: list[LosingClient] = []
         self.answered_at = 0
         monkeypatch.setattr(consuming, "consumer", self._client)
         self.node = NodeConsumer(load_settings(), lambda since: self.answered_at >= since)
         self.node.start()
         self.node.read_mutations(KEY, 95)
 
-    def _client(self, *_: Any, **__: Any) -> Client:
-        self.clients.append(Client(self.said))
+    def _client(self, *_: Any, **__: Any) -> LosingClient:
+        self.clients.append(LosingClient(self.said))
         return self.clients[-1]
 
     def go(self, since: int, until: int, *, leader: bool = True, kafka: bool = True) -> list[Record | Lost]:

@@ -162,7 +162,7 @@ def test_a_client_that_may_have_lost_kafka_is_replaced_ever_more_seldom(
     """Its threads stay until Python looks for cycles, so a long outage must not make many."""
     looks: list[int] = []
 
-    class Client(Kafka):
+    class LosingClient(Kafka):
         def __init__(self) -> None:
             super().__init__()
             self.away = len(looks) < 4
@@ -172,7 +172,7 @@ def test_a_client_that_may_have_lost_kafka_is_replaced_ever_more_seldom(
             looks[-1] += 1
             return super().list_topics(topic, timeout)
 
-    monkeypatch.setattr(kafka_identity, "admin", lambda _: Client())
+    monkeypatch.setattr(kafka_identity, "admin", lambda _: LosingClient())
     began = now_ms()
     identity = KafkaIdentity(settings).open()
     try:
