@@ -9,7 +9,7 @@ from typing import Final
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 from keytide.kafka.admin import admin
-from keytide.kafka.clients import AdminClient, Consumer
+from keytide.kafka.clients import Consumer
 from keytide.kafka.end_watch import EndWatch
 from keytide.kafka.topics import consumer, drain
 from keytide.model.topics import Topics
@@ -29,10 +29,13 @@ class HeardTopics:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._reports = Topics(settings.cluster).reports
-        self._client: AdminClient = admin(settings)
-        self._consumer: Consumer = consumer(settings)
+        self._consumer: Consumer = self._reader()
         self._positions: dict[str, int] = {}
-        self._watch = EndWatch(self._client, self._reports)
+        self._watch = EndWatch(lambda: admin(settings), self._reports)
+
+    def _reader(self) -> Consumer:
+        """One that goes on at the end when its place is gone: reports are said again."""
+        return consumer(self._settings, auto_offset_reset="latest")
 
     def assign(self, starts: Mapping[str, int]) -> None:
         """Begin at these offsets, by topic."""
@@ -46,7 +49,7 @@ class HeardTopics:
                 "%s goes on, and nothing was heard of it: reading on with a new client", self._reports
             )
             self._consumer.close()
-            self._consumer = consumer(self._settings)
+            self._consumer = self._reader()
             self.assign(self._positions)
         heard: list[Message] = []
         for message in drain(self._consumer, limit, timeout):
@@ -61,9 +64,9 @@ class HeardTopics:
 
     def hand_over(self) -> None:
         """Another thread has it from now on."""
-        self._client.hand_over()
+        self._watch.hand_over()
         self._consumer.hand_over()
 
     def close(self) -> None:
         self._consumer.close()
-        self._client.close()
+        self._watch.close()

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 
 from coordinator.core.events import CommonSnapshot
 from coordinator.core.instructions import Broadcast, Instruction
-from coordinator.core.nodes import HeardNodes, Replica
+from coordinator.core.nodes import HeardNodes
 from coordinator.stability.acknowledgements import AcknowledgedNumbers, Copy, RequiredCopies
 from coordinator.stability.stream import StabilityStream
 from keytide.catalog.catalog import Catalog
@@ -61,8 +61,8 @@ class Publishing:
         self._rebuilt: dict[str, int] = {}
         self._out: dict[str, int] = {}
         self._known_required: dict[str, tuple[object, RequiredCopies]] = {}
-        self._behind: dict[str, list[Replica]] = {}
-        """Of READY indexes the copies that do not serve while another one of their slice does, as when
+        self._behind: dict[str, dict[str, list[int]]] = {}
+        """Of READY indexes node -> slices whose copies do not serve while another one does, as when
         `_required` was worked out."""
 
     def catalog_changed(self, catalog: Catalog) -> None:
@@ -145,7 +145,7 @@ class Publishing:
         out = self._out.get(record.id, 0)
         every: list[Copy] = []
         some: list[list[Copy]] = []
-        behind: list[Replica] = []
+        behind: dict[str, list[int]] = {}
         for number, nodes in enumerate(record.placement):
             if out >> number & 1:
                 continue
@@ -158,8 +158,9 @@ class Publishing:
             every += serving
             if not serving:
                 some.append([(number, node) for node in nodes])
-            elif len(serving) < len(nodes):
-                behind += [(node, record.id, number) for node in nodes if (number, node) not in serving]
+            for node in nodes if serving else ():
+                if (number, node) not in serving:
+                    behind.setdefault(node, []).append(number)
         self._behind[record.id] = behind
         required = self._acknowledgements.required(record.id, every, some)
         self._known_required[record.id] = state, required
@@ -181,9 +182,12 @@ class Publishing:
         stream.published_at = now
         keyspace = stream.progress.keyspace
         published = dict(stream.published)
-        for record in stream.ready:
-            self._required(stream, record)  # and with it who is behind
-        behind = tuple(copy for index in published for copy in self._behind.get(index, ()))
+        behind: dict[str, dict[str, list[int]]] = {}
+        for index in published:
+            if index not in self._known_required and index in self.indexes:
+                self._required(stream, self.indexes[index])  # and with it who is behind
+            for node, slices in self._behind.get(index, {}).items():
+                behind.setdefault(node, {})[index] = slices
         return Broadcast(Published(keyspace.name, self._term, keyspace.incarnation, published, behind))
 
     def repeat(self, streams: Iterable[StabilityStream], now: int, interval_ms: int) -> list[Broadcast]:

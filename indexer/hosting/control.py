@@ -20,6 +20,7 @@ from keytide.wire.messages import Published, StabilityTimestamp
 STAMPS_KEPT: Final = 4_096
 """Stamps per keyspace: at one every 10 ms the last 40 seconds, about a kilobyte each."""
 
+_NOBODY: Final[frozenset[str]] = frozenset()
 Stamp = tuple[int, Timestamp, int]
 """(incarnation, timestamp, fresh_at)."""
 
@@ -37,8 +38,8 @@ class Control:
         self._stamps: dict[str, dict[int, Stamp]] = {}
         self._published: dict[str, tuple[int, str, int]] = {}
         """Index id -> (number, keyspace, incarnation)."""
-        self._behind: dict[str, dict[tuple[str, int], frozenset[str]]] = {}
-        """Keyspace -> (index id, slice) -> nodes."""
+        self._behind: dict[str, dict[str, dict[str, list[int]]]] = {}
+        """By keyspace, as the newest `Published` has them."""
 
     def raise_term(self, term: int) -> None:
         """The metadata shows a term."""
@@ -80,11 +81,7 @@ class Control:
             if known is None or number > known[0]:
                 new[index] = number
                 self._published[index] = (number, message.keyspace, message.incarnation)
-        behind: dict[tuple[str, int], frozenset[str]] = {}
-        for node, index, slice_number in message.behind:
-            one = (index, slice_number)
-            behind[one] = behind.get(one, frozenset()) | {node}
-        self._behind[message.keyspace] = behind
+        self._behind[message.keyspace] = message.behind
         return new
 
     def stamp(self, keyspace: str, number: int) -> Stamp | None:
@@ -99,7 +96,9 @@ class Control:
         """The nodes whose copies of a slice the leader did not wait for, but for another one."""
         known = self._published.get(index)
         behind = None if known is None else self._behind.get(known[1])
-        return behind.get((index, slice_number), frozenset()) if behind else frozenset()
+        if not behind:
+            return _NOBODY
+        return frozenset(node for node, of in behind.items() if slice_number in of.get(index, ()))
 
     def forget_index(self, index: str) -> None:
         """An index was dropped."""

@@ -18,8 +18,8 @@ the slice. Anything else is read again from the slice's place.
 
 Nor is librdkafka believed when it says nothing at all. A client can lose all its brokers for good while Kafka
 is well (2.10 to 2.16, when the last broker that it knows goes in a bad moment), and tells of it by silence.
-The leader's word comes all the time, so when none has come for SILENT_MS, though Kafka answers others, the
-client is replaced by a new one that reads on at the same places.
+The leader's word comes all the time, so when nothing at all has come for SILENT_MS, though Kafka answers
+others, the client is replaced by a new one that reads on at the same places.
 
 Nobody writes to a queue in transactions, and nothing compacts it, so a partition's records come one after the
 other. One below the place is of an assignment before, and left out; one beyond it means that some were lost
@@ -61,8 +61,8 @@ PAST_END_MS: Final = 30_000
 """How long a place may lie past the log's end: longer than an election takes, and than metadata stay old."""
 SILENT_MS: Final = 15_000
 LONGEST_SILENT_MS: Final = 240_000
-"""After how long without a word of the leader the client is replaced; twice as long each time, at most the
-longest (there may be no leader)."""
+"""After how long without a word of anybody the client is replaced; twice as long each time until the leader
+is heard, at most the longest (there may be none)."""
 ANSWERED_MS: Final = 10_000
 """How lately Kafka must have answered another client all the while."""
 AGAIN: Final = 20
@@ -220,7 +220,6 @@ class NodeConsumer:
         Raises:
             KafkaUnavailableError: the control topic cannot be read.
         """
-        self._replace_silent(now)
         self._assign_again(now)
         limit = max(1, min(BATCH_MESSAGES, int(BATCH_BYTES / self._average)))
         records: list[Record | Lost] = []
@@ -228,6 +227,10 @@ class NodeConsumer:
             record = self._record(message, now)
             if record is not None:
                 records.append(record)
+        if records:
+            self._heard_at = now
+        else:
+            self._replace_silent(now)
         return records
 
     def _record(self, message: Message, now: int) -> Record | Lost | None:
@@ -239,7 +242,7 @@ class NodeConsumer:
         if key is None:
             if topic != self._topics.control or error is not None:
                 return None
-            self._control_at, self._heard_at, self._patience_ms = offset + 1, now, SILENT_MS
+            self._control_at, self._patience_ms = offset + 1, SILENT_MS
             return Record(TopicKind.CONTROL, None, offset, message.value())
         place = self._places[key]
         if not self._next(place, topic, partition, offset, now):
@@ -337,7 +340,7 @@ class NodeConsumer:
         if now - self._heard_at < self._patience_ms:
             return
         log.warning(
-            "nothing was heard of the leader for %d s, though Kafka answers: reading on with a new client",
+            "nothing was heard for %d s, not even of the leader, though Kafka answers: a new client reads on",
             (now - self._heard_at) // 1_000,
         )
         self._heard_at, self._patience_ms = now, min(LONGEST_SILENT_MS, 2 * self._patience_ms)

@@ -19,24 +19,31 @@ from keytide.kafka.clients import AdminClient
 
 ASK_S: Final = 15.0
 """From one answer to the next question."""
-TIMEOUT_S: Final = 10.0
+TIMEOUT_S: Final = 5.0
+IN_VAIN: Final = 2
+"""After so many questions without an answer another client asks, and again after twice as many: it may have
+lost its brokers as well. (Each leaves threads behind until Python looks for cycles.)"""
 
 
 class EndWatch:
     """Asks now and then where partition 0 of a topic ends, and waits for no answer. One thread.
 
     Args:
-        client: what is asked; not the reader's.
+        make: makes the client that is asked, when it is needed; it is closed with this.
         now: seconds, which never go back.
     """
 
-    def __init__(self, client: AdminClient, topic: str, now: Callable[[], float] = time.monotonic) -> None:
-        self._client = client
+    def __init__(
+        self, make: Callable[[], AdminClient], topic: str, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._make = make
+        self._client: AdminClient | None = None
         self._place = TopicPartition(topic, 0)
         self._now = now
         self._due = now() + ASK_S
         self._asked: Future[Any] | None = None
         self._short_at: int | None = None
+        self._in_vain = 0
 
     def stands_still(self, position: int) -> bool:
         """Whether two answers in a row have found the reader at the same place, with more behind it. Cheap.
@@ -47,6 +54,7 @@ class EndWatch:
         if self._asked is None:
             if self._now() >= self._due:
                 spec: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+                self._client = self._client or self._make()
                 self._asked = self._client.list_offsets(
                     {self._place: spec},
                     isolation_level=IsolationLevel.READ_COMMITTED,
@@ -59,7 +67,25 @@ class EndWatch:
         try:
             more = int(asked.result().offset) > position
         except KafkaException:
+            self._failed()
             return False
+        self._in_vain = 0
         still = more and position == self._short_at
         self._short_at = position if more and not still else None
         return still
+
+    def _failed(self) -> None:
+        self._in_vain += 1
+        if self._in_vain >= IN_VAIN and self._in_vain & (self._in_vain - 1) == 0:
+            self.close()
+
+    def hand_over(self) -> None:
+        """Another thread asks from now on."""
+        if self._client is not None:
+            self._client.hand_over()
+
+    def close(self) -> None:
+        """Waits for an answer that is owed, `TIMEOUT_S` at most."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None

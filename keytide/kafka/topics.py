@@ -206,7 +206,9 @@ class CatalogReader:
         follower = TopicReader(self._settings, self._topic, {0: self._reader.positions[0]})
         self._reader.close()
         self._reader = follower
-        self._watch = EndWatch(client, self._topic)
+        client.close()
+        self._client = None
+        self._watch = EndWatch(lambda: admin(self._settings), self._topic)
         return self.catalog
 
     def poll(self, timeout: float = 0.0) -> list[tuple[str, Record | None]]:
@@ -247,7 +249,7 @@ class CatalogReader:
 
     def hand_over(self) -> None:
         """Another thread reads from now on."""
-        for one in (self._reader, self._client):
+        for one in (self._reader, self._client, self._watch):
             if one is not None:
                 one.hand_over()
 
@@ -255,6 +257,9 @@ class CatalogReader:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
         if self._client is not None:
             self._client.close()
             self._client = None

@@ -320,9 +320,9 @@ class Published(_Message, frozen=True, array_like=True):
     incarnation: int
     numbers: dict[str, int]
     """Index id -> snapshot number."""
-    behind: tuple[tuple[str, str, int], ...] = ()
-    """Copies (node, index id, slice) that were not waited for while another one of their slice was: their
-    node is silent, or they lag. Readers ask the others. Empty of a release that does not say."""
+    behind: dict[str, dict[str, list[int]]] = {}
+    """Node -> index id -> slices whose copies there were not waited for while another one of their slice was:
+    the node is silent, or they lag. Readers ask the others. Empty of a release that does not say."""
 
 
 class Leading(_Message, frozen=True, array_like=True):

@@ -49,20 +49,33 @@ class Metadata:
         self.readers: list[Reader] = []
         self.away = False
         self.asked = 0
-        monkeypatch.setattr(kafka, "admin", lambda _: self)
+        self.askers: list[Asker] = []
+        monkeypatch.setattr(kafka, "admin", lambda _: Asker(self))
         monkeypatch.setattr(kafka, "describe_topics", lambda *_: {"t": None})
         monkeypatch.setattr(kafka, "list_offsets", lambda *_, **__: {0: len(self.records)})
         monkeypatch.setattr(kafka, "consumer", lambda *_, **__: Reader(self))
         monkeypatch.setattr(end_watch, "ASK_S", 0.0)
 
+
+class Asker:
+    """An admin client; it may have lost its brokers, too."""
+
+    def __init__(self, topic: Metadata) -> None:
+        self.topic, self.lost, self.closed = topic, False, False
+        topic.askers.append(self)
+
     def list_offsets(self, wanted: dict[TopicPartition, Any], **_: Any) -> dict[TopicPartition, Any]:
-        self.asked += 1
+        assert not self.closed
+        self.topic.asked += 1
         future: Future[Any] = Future()
-        if self.away:
+        if self.topic.away or self.lost:
             future.set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
         else:
-            future.set_result(SimpleNamespace(offset=len(self.records)))
+            future.set_result(SimpleNamespace(offset=len(self.topic.records)))
         return dict.fromkeys(wanted, future)
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class Reader:
@@ -120,13 +133,20 @@ def test_a_client_that_hears_nothing_though_the_dictionary_goes_on_is_replaced(
     assert topic.asked > 5
     assert not topic.readers[-1].closed, "a quiet topic is nothing strange"
     topic.readers[-1].lost = True
+    topic.askers[-1].lost = True  # (what costs the one its brokers may cost the other one its own)
     topic.records.append(TermRecord(7, "x", 0))
     topic.away = True
     for _ in range(20):
         assert reader.poll() == []
     assert len(topic.readers) == clients, "Kafka answers nobody"
+    assert len(topic.askers) < 10, "ever more seldom"
     topic.away = False
     changes = [change for _ in range(12) for change in reader.poll()]
     assert changes == [("term", topic.records[1])]
     assert [one.closed for one in topic.readers[-2:]] == [True, False]
     assert len(topic.readers) == clients + 1
+    reader.close()
+    assert all(one.closed for one in topic.readers)
+    assert all(one.closed for one in topic.askers)
+    reader.start()  # as a gateway does whose next step has failed
+    assert [reader.poll() for _ in range(9)] == [[]] * 9

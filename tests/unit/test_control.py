@@ -65,9 +65,9 @@ def test_two_rollbacks_at_once() -> None:
 
 def test_who_is_behind_is_what_the_newest_word_says() -> None:
     control = Control()
-    behind = (("n1", "i", 0), ("n2", "i", 0), ("n1", "i", 2))
+    behind = {"n1": {"i": [0, 2]}, "n2": {"i": [0]}}
     control.publish(Published("ks", 1, 0, {"i": 6}, behind))
-    control.publish(Published("other", 1, 0, {"j": 6}, (("n3", "j", 0),)))
+    control.publish(Published("other", 1, 0, {"j": 6}, {"n3": {"j": [0]}}))
     assert [set(control.behind("i", number)) for number in range(3)] == [{"n1", "n2"}, set(), {"n1"}]
     control.publish(Published("ks", 1, 1, {"i": 8}))
     assert control.behind("i", 2) == {"n1"}, "of a rollback that the dictionary does not show yet"
@@ -78,7 +78,7 @@ def test_who_is_behind_is_what_the_newest_word_says() -> None:
 
 
 def test_a_release_that_does_not_say_who_is_behind_is_understood() -> None:
-    said = Published("ks", 1, 0, {"i": 6}, (("n1", "i", 0),))
+    said = Published("ks", 1, 0, {"i": 6}, {"n1": {"i": [0]}})
     assert decode(encode(said)) == said
     fields = msgspec.msgpack.decode(encode(said)[1:])
     older = encode(said)[:1] + msgspec.msgpack.encode(fields[:-1])

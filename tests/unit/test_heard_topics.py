@@ -38,7 +38,7 @@ class Kafka:
         self.ends = {REPORTS: 10, METADATA: 5}
         self.readers: list[Reader] = []
         monkeypatch.setattr(heard_topics, "admin", lambda _: self)
-        monkeypatch.setattr(heard_topics, "consumer", lambda _: Reader(self))
+        monkeypatch.setattr(heard_topics, "consumer", lambda *_, **__: Reader(self))
         monkeypatch.setattr(end_watch, "ASK_S", 0.0)
 
     def list_offsets(self, wanted: dict[TopicPartition, Any], **_: Any) -> dict[TopicPartition, Any]:

@@ -185,12 +185,14 @@ class HoldRegistry:
             self._note(target.hold)
         return counted
 
-    async def keep(self, target: Target, leased: dict[int, set[str]]) -> None:
+    async def keep(self, target: Target, leased: dict[int, set[str]], *, newest: bool = False) -> None:
         """Keep a target's snapshot on all its slices: on two copies of each, where there are two and they
         answer in time, on one at least (R38).
 
         Args:
             leased: slice -> the nodes that keep it already; those that keep it now are added.
+            newest: it was published last. Copies that lag do not hold it, so they are asked only where nobody
+                else keeps it. (They may well hold, and keep, an older one.)
 
         Raises:
             SnapshotMissingError: no copy of a slice has it.
@@ -198,9 +200,16 @@ class HoldRegistry:
         """
         if target.number == TIP:
             return
-        further = {
-            number: self._further(target, number, leased.get(number, ())) for number in sorted(target.nodes)
-        }
+        health, now = self.nodes.health, monotonic()
+        further: dict[int, list[str]] = {}
+        wanted: dict[int, int] = {}
+        for number in sorted(target.nodes):
+            of, there = (target.index, number), leased.get(number, ())
+            copies = [one for one in target.copies(number) if one not in there]
+            counted = health.waited_for(copies, of) if newest else copies
+            lagging = [one for one in copies if one not in counted]
+            further[number] = [*health.order(counted, now, of), *lagging]
+            wanted[number] = min(COPIES - len(there), len(counted) or (0 if there else 1))
         failures: dict[int, Exception] = {}
         running: dict[asyncio.Task[None], Sequence[int]] = {}
 
@@ -208,8 +217,8 @@ class HoldRegistry:
             for node, slices in wanted.items():
                 running[self._start(self._keep_at(target, node, slices, leased, failures))] = slices
 
-        wanted = _next_copies(further, {number: COPIES - len(leased.get(number, ())) for number in further})
-        ask({node: slices for node, slices in wanted.items() if self._wanted(target, node, slices, leased)})
+        first = _next_copies(further, wanted)
+        ask({node: slices for node, slices in first.items() if self._wanted(target, node, slices, leased)})
         try:
             while lacking := [number for number in further if not leased.get(number)]:
                 under_way = {number for slices in running.values() for number in slices}
@@ -226,14 +235,6 @@ class HoldRegistry:
             raise
         if running and not target.in_use:  # the token names those that keep it; later pages only renew
             await asyncio.wait(running, timeout=SECOND_COPY_S)
-
-    def _further(self, target: Target, number: int, leased: Collection[str]) -> list[str]:
-        """The copies of a slice that may keep the snapshot as well, in the order in which to ask them. Not
-        those that lag, while there is another one: they hold nothing that was published of late."""
-        of, health = (target.index, number), self.nodes.health
-        copies = [one for one in target.copies(number) if one not in leased]
-        counted = health.waited_for(copies, of)
-        return health.order(counted if counted or leased else copies, monotonic(), of)
 
     async def _keep_at(
         self,

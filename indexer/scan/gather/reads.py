@@ -105,9 +105,9 @@ class Reads:
         health, of, now = self.nodes.health, (index.id, number), monotonic()
         if behind := health.behind(of, now):
             counted = [one for one in health.waited_for(copies, of) if not (without and one in without)]
-            there = [one for one in counted if one not in behind]
-            if counted:
-                return self.directory.replica(there if health.answering(there, now) else counted)
+            for there in ([one for one in counted if one not in behind], counted):
+                if health.answering(there, now):
+                    return self.directory.replica(there)
         return self.directory.replica(copies, without)
 
     async def ready_index(self, name: str, moment: Moment, gone: Gone, layout: str = "") -> Scannable:

@@ -328,7 +328,7 @@ async def page_of(
         raise
     gathered.more = gathered.more and (most is None or len(entries) < most)
     if gathered.more and target.lease_ms and not gathered.kept_everywhere(target):
-        await shared.holds.keep(target, gathered.leased)
+        await shared.holds.keep(target, gathered.leased, newest=not target.in_use)
     return gathered
 
 
