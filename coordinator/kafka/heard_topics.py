@@ -45,9 +45,7 @@ class HeardTopics:
     def poll(self, limit: int, timeout: float) -> list[Message]:
         """Records, and errors that are worth a word; waits at most `timeout` seconds for the first."""
         if self._watch.stands_still(self._positions.get(self._reports, 0)):
-            log.warning(
-                "%s goes on, and nothing was heard of it: reading on with a new client", self._reports
-            )
+            log.warning("%s goes on, and nothing was heard of it: a new client reads on", self._reports)
             self._consumer.close()
             self._consumer = self._reader()
             self.assign(self._positions)

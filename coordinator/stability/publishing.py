@@ -60,17 +60,15 @@ class Publishing:
         self._term = term
         self._rebuilt: dict[str, int] = {}
         self._out: dict[str, int] = {}
-        self._known_required: dict[str, tuple[object, RequiredCopies]] = {}
-        self._behind: dict[str, dict[str, list[int]]] = {}
-        """Of READY indexes node -> slices whose copies do not serve while another one does, as when
-        `_required` was worked out."""
+        self._known_required: dict[str, tuple[object, RequiredCopies, dict[str, list[int]]]] = {}
+        """Index id -> what that was worked out from, who is required, and node -> slices whose copies do not
+        serve while another one does."""
 
     def catalog_changed(self, catalog: Catalog) -> None:
         """Take over what the dictionary says of indexes."""
         self.indexes = {record.id: record for record in catalog.indexes()}
         for gone in [index for index in self._acknowledgements.indexes() if index not in self.indexes]:
             self._acknowledgements.forget(gone)
-            self._behind.pop(gone, None)
         self._rebuilt = {}
         for index in self.indexes.values():
             for number, build in index.slice_builds.items():
@@ -161,9 +159,8 @@ class Publishing:
             for node in nodes if serving else ():
                 if (number, node) not in serving:
                     behind.setdefault(node, []).append(number)
-        self._behind[record.id] = behind
         required = self._acknowledgements.required(record.id, every, some)
-        self._known_required[record.id] = state, required
+        self._known_required[record.id] = state, required, behind
         return required
 
     def _required_of_build(self, record: IndexRecord) -> RequiredCopies:
@@ -175,7 +172,7 @@ class Publishing:
         usable = usable_copies(self._nodes, record)
         every = [(number, node) for number, nodes in enumerate(usable) for node in nodes]
         required = self._acknowledgements.required(record.id, every, ())
-        self._known_required[record.id] = state, required
+        self._known_required[record.id] = state, required, {}
         return required
 
     def _message(self, stream: StabilityStream, now: int) -> Broadcast:
@@ -185,8 +182,9 @@ class Publishing:
         behind: dict[str, dict[str, list[int]]] = {}
         for index in published:
             if index not in self._known_required and index in self.indexes:
-                self._required(stream, self.indexes[index])  # and with it who is behind
-            for node, slices in self._behind.get(index, {}).items():
+                self._required(stream, self.indexes[index])
+            known = self._known_required.get(index)
+            for node, slices in known[2].items() if known is not None else ():
                 behind.setdefault(node, {})[index] = slices
         return Broadcast(Published(keyspace.name, self._term, keyspace.incarnation, published, behind))
 

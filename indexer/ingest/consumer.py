@@ -210,7 +210,14 @@ class NodeConsumer:
         self.leave(key)
         self._places[key] = place
         self._readers[place.topic, key[1]] = key
-        self._consumer.incremental_assign([TopicPartition(place.topic, key[1], place.start())])
+        self._assign(key, place)
+
+    def _assign(self, key: SliceKey, place: _Place) -> None:
+        """Read a queue from its place on; paused, if it is."""
+        partition = TopicPartition(place.topic, key[1], place.start())
+        self._consumer.incremental_assign([partition])
+        if place.paused:
+            self._consumer.pause([partition])
 
     # --- reading --------------------------------------------------------------------------------------
 
@@ -349,18 +356,12 @@ class NodeConsumer:
         self._consumer.assign([TopicPartition(self._topics.control, 0, self._control_at)])
         for key, place in self._places.items():
             place.again_at = None
-            partition = TopicPartition(place.topic, key[1], place.start())
-            self._consumer.incremental_assign([partition])
-            if place.paused:
-                self._consumer.pause([partition])
+            self._assign(key, place)
 
     def _assign_again(self, now: int) -> None:
         """Queues that were not there: begin anew where the slice is."""
         for key, place in self._places.items():
             if place.again_at is not None and now >= place.again_at:
                 place.again_at = None
-                partition = TopicPartition(place.topic, key[1], place.start())
-                self._consumer.incremental_unassign([partition])
-                self._consumer.incremental_assign([partition])
-                if place.paused:
-                    self._consumer.pause([partition])
+                self._consumer.incremental_unassign([TopicPartition(place.topic, key[1])])
+                self._assign(key, place)

@@ -37,6 +37,18 @@ _kept: Final[list[AdminClient]] = []
 _C = TypeVar("_C", bound="_OneThread")
 
 
+def try_another(in_vain: int, first: int) -> bool:
+    """Whether another client is to ask, because it may be this one's fault that nobody answers: it can lose
+    all its brokers for good. But each leaves threads behind until Python looks for cycles, so ever more
+    seldom.
+
+    Args:
+        in_vain: questions without an answer by now, in a row.
+        first: after how many another one asks, a power of two; then after twice as many each time.
+    """
+    return in_vain >= first and in_vain & (in_vain - 1) == 0
+
+
 class _OneThread:
     """What belongs to one thread at a time."""
 

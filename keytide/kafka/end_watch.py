@@ -15,14 +15,13 @@ from typing import Any, Final
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-from keytide.kafka.clients import AdminClient
+from keytide.kafka.clients import AdminClient, try_another
 
 ASK_S: Final = 15.0
 """From one answer to the next question."""
 TIMEOUT_S: Final = 5.0
 IN_VAIN: Final = 2
-"""After so many questions without an answer another client asks, and again after twice as many: it may have
-lost its brokers as well. (Each leaves threads behind until Python looks for cycles.)"""
+"""After so many questions without an answer another client asks: this one may be deaf too (`try_another`)."""
 
 
 class EndWatch:
@@ -76,7 +75,7 @@ class EndWatch:
 
     def _failed(self) -> None:
         self._in_vain += 1
-        if self._in_vain >= IN_VAIN and self._in_vain & (self._in_vain - 1) == 0:
+        if try_another(self._in_vain, IN_VAIN):
             self.close()
 
     def hand_over(self) -> None:

@@ -28,7 +28,7 @@ from confluent_kafka import KafkaException
 
 from keytide.errors import ConfigurationError
 from keytide.kafka.admin import KafkaUnavailableError, admin, describe_topics
-from keytide.kafka.clients import AdminClient
+from keytide.kafka.clients import AdminClient, try_another
 from keytide.model.topics import Topics
 from keytide.process.clock import now_ms
 from keytide.process.worker import Worker
@@ -40,8 +40,7 @@ LOOK_S: Final = 2.0
 """Between two looks: each is two small requests."""
 LOOK_TIMEOUT_S: Final = 5.0
 OWN_FAULT: Final = 8
-"""After so many looks in vain another client looks, and again after twice as many: a client can lose all its
-brokers for good (`keytide.kafka.admin`), but each leaves threads behind until Python looks for cycles."""
+"""After so many looks in vain another client looks (`try_another`)."""
 _CLUSTER: Final = "cluster"
 
 
@@ -186,8 +185,8 @@ class KafkaIdentity:
                     except KafkaUnavailableError as error:
                         log.info("which Kafka this is cannot be asked: %s", error)
                         failed += 1
-                        if failed >= OWN_FAULT and failed & (failed - 1) == 0:
-                            break  # it may be the client's fault: another one
+                        if try_another(failed, OWN_FAULT):
+                            break
 
     def _look(self, client: AdminClient) -> None:
         began = now_ms()

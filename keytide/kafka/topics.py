@@ -239,7 +239,7 @@ class CatalogReader:
         position = reader.positions.get(0)
         if position is None or self._watch is None or not self._watch.stands_still(position):
             return
-        log.warning("%s goes on, and nothing was heard of it: reading on with a new client", self._topic)
+        log.warning("%s goes on, and nothing was heard of it: a new client reads on", self._topic)
         self._reader = TopicReader(self._settings, self._topic, {0: position})
         self._reader.positions[0] = position
         reader.close()
