@@ -17,6 +17,7 @@ from keytide.catalog.records import IndexRecord, KeyspaceRecord, Record, record_
 from keytide.definition.index import IndexDefinition
 from keytide.errors import CallerError
 from keytide.model.hints import did_you_mean
+from keytide.model.protocol import OTHER_STRUCTURES
 from keytide.model.topics import Topics
 
 
@@ -114,7 +115,12 @@ class Dictionary:
 
         Args:
             replaces: id of the one whose name it is to take over.
+
+        Raises:
+            UpgradeNeededError: it has a structure that somebody does not know.
         """
+        if definition.using != "btree":
+            self.use_protocol(OTHER_STRUCTURES, f"an index USING {definition.using}")
         index = IndexRecord(
             id=f"{definition.name}-{self.number()}",
             definition=definition,

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from indexer.scan.local.tasks import UNHURRIED, Pace
 from indexer.serve import seeds
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, StoreDamagedError, StoredDocument
-from keytide.collation import MISSING, decode_key, skip_key
+from keytide.collation import MISSING, decode_key
 from keytide.definition.index import IndexDefinition
 from keytide.errors import InvariantViolationError, RetryableError
 from keytide.model.timestamp import Timestamp
@@ -172,6 +172,7 @@ class _Forward:
         self._ask = ask
         self._parts = len(definition.keys)
         self._descending = definition.descending
+        self._id_start = definition.structure.id_start
         self._unique = definition.unique
         self._floors = {partition: floor for partition, floor in ask.floors.items() if floor > 0}
         self._sums = digests.no_sums(ask.bits)
@@ -189,12 +190,12 @@ class _Forward:
             yield block[-1][0], len(block)
 
     def _split(self, key: bytes) -> tuple[bytes, bytes]:
-        at = skip_key(key, self._parts, self._descending)
+        at = self._id_start(key)
         return key[:at], key[at:]
 
     def _add(self, keys: list[bytes], values: list[bytes]) -> None:
-        parts, descending, sums = self._parts, self._descending, self._sums
-        starts = [skip_key(key, parts, descending) for key in keys]
+        sums = self._sums
+        starts = list(map(self._id_start, keys))
         ids = [key[start:] for key, start in zip(keys, starts, strict=True)]
         buckets = digests.buckets_of(hashes_of(ids, len(ids)), self._ask.bits)
         plain, full = digests.entry_hashes(keys, values)
@@ -301,9 +302,9 @@ def rows(snapshot: ReadableSnapshot, definition: IndexDefinition, ask: RowsAsk, 
     back: list[BackRow] = []
     try:
         if ask.stage == "forward":
-            parts, descending = len(definition.keys), definition.descending
+            id_start = definition.structure.id_start
             for block in snapshot.rows(b"", None, False, None, ask.after or None):
-                starts = [skip_key(key, parts, descending) for key, _ in block]
+                starts = [id_start(key) for key, _ in block]
                 ids = [key[start:] for (key, _), start in zip(block, starts, strict=True)]
                 for at in chosen.among(ids):
                     key, value = block[at]

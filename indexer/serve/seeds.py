@@ -7,7 +7,6 @@ import numpy as np
 
 from indexer.scan.local.tasks import Pace
 from indexer.view import DoubtfulReadError, ReadableSnapshot
-from keytide.collation import skip_key
 from keytide.definition.index import IndexDefinition
 from keytide.errors import InvariantViolationError
 from keytide.wire.digests import EntriesAnswer, EntriesAsk, SkippedVersion, SkipsAnswer, SkipsAsk
@@ -26,7 +25,7 @@ def entries(
         DoubtfulReadError: a row cannot have been written.
     """
     limit = max(1, min(ask.limit, MOST_ENTRIES))
-    parts, descending = len(definition.keys), definition.descending
+    id_start = definition.structure.id_start
     ids: list[bytes] = []
     keys: list[bytes] = []
     values: list[bytes] = []
@@ -35,7 +34,7 @@ def entries(
     try:
         for whole in snapshot.rows(b"", None, False, None, ask.after or None):
             block = _first(whole, ask.bytes_limit - size)
-            starts = [skip_key(key, parts, descending) for key, _ in block]
+            starts = [id_start(key) for key, _ in block]
             found = [key[start:] for (key, _), start in zip(block, starts, strict=True)]
             for held in snapshot.documents(found):
                 if held is None:

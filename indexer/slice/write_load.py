@@ -66,6 +66,7 @@ class WriteLoad:
         self._part = part
         self._by_id = definition is not None and part is None and definition.partitioned_by_id
         self._descending = definition.descending if definition is not None else ()
+        self._structure = definition.structure if definition is not None else None
         self.known = part is not None or self._by_id
         self.entries = 0
         self._unseen = 0
@@ -130,6 +131,9 @@ class WriteLoad:
             ordinals = np.frombuffer(puts.ordinals, "<u4")[places]
             return [encode_part(one.decode()) for one in heard_ids(heard, ordinals)]
         keys = pick(np.frombuffer(puts.key_lengths, "<u2"), puts.keys, np.array(places))
+        if self._structure is not None and self._structure.key_in_value:
+            values = pick(np.frombuffer(puts.value_lengths, "<u4"), puts.values, np.array(places))
+            keys = list(map(self._structure.canonical, keys, values))
         return [self._cut_out(key) for key in keys]
 
     def _cut_out(self, key: bytes) -> bytes | None:

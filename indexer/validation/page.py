@@ -109,7 +109,7 @@ class PageCheck:
             SnapshotMissingError, RetryableError: as reading entries does.
         """
         self._entries = list(entries)
-        keys = [key for key, _ in entries]
+        keys = [key for key, _ in self._judge.in_full(entries)]
         self._asked = await ask_versions(
             target,
             self._nodes,

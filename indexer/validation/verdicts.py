@@ -16,13 +16,14 @@ A row whose key holds is never dropped, whatever else differs: a reader of its k
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from indexer.validation.primary import UNKNOWN_OFFSET, PrimaryAnswer, ShownDocument
-from keytide.collation import NotIndexableError, encode_part, skip_key
+from keytide.collation import NotIndexableError, encode_part
 from keytide.definition.index import IndexDefinition
 from keytide.model.entry import unpack_value
 from projector.core.projection import KeyspacePlan, SourceBatch, project
@@ -55,15 +56,18 @@ class Judge:
     """
 
     def __init__(self, definition: IndexDefinition) -> None:
-        self._parts = len(definition.keys)
-        self._descending = definition.descending
+        self._structure = definition.structure
         self._plan = KeyspacePlan([(_INDEX, definition)])
         self.fields = self._plan.indexes[_INDEX].fields
 
     def ids(self, entries: Sequence[Entry]) -> list[bytes]:
         """The document id of each entry."""
-        parts, descending = self._parts, self._descending
-        return [key[skip_key(key, parts, descending) :] for key, _ in entries]
+        id_start = self._structure.id_start
+        return [key[id_start(key) :] for key, _ in entries]
+
+    def in_full(self, entries: Sequence[Entry]) -> list[Entry]:
+        """The entries with their canonical keys."""
+        return list(itertools.starmap(self._structure.in_full, entries))
 
     def verdicts(
         self,
@@ -82,7 +86,7 @@ class Judge:
         """
         projected = self._project(found)
         verdicts: list[str] = []
-        for (key, value), one in zip(entries, asked, strict=True):
+        for (key, value), one in zip(self.in_full(entries), asked, strict=True):
             answer = found[one.id]
             if answer.why:
                 verdicts.append(answer.why)
@@ -94,7 +98,7 @@ class Judge:
         return verdicts
 
     def _project(self, found: Mapping[bytes, PrimaryAnswer]) -> dict[bytes, bytes]:
-        """The entries of all documents: entry key -> value."""
+        """The entries of all documents, in full: entry key -> value."""
         some = [(id_, one.document) for id_, one in found.items() if one.document is not None]
         count = len(some)
         numbers = range(count)
@@ -112,10 +116,10 @@ class Judge:
         entries = result.indexes[_INDEX]
         values = entries.values or [b""] * len(entries.keys)
         ids = result.ids
-        return {
-            key + ids[ordinal]: value
-            for ordinal, key, value in zip(entries.ordinals.tolist(), entries.keys, values, strict=True)
-        }
+        keys = (
+            key + ids[ordinal] for ordinal, key in zip(entries.ordinals.tolist(), entries.keys, strict=True)
+        )
+        return dict(self.in_full(list(zip(keys, values, strict=True))))
 
 
 def _difference(asked: ShownDocument, found: PrimaryAnswer, meaning: str) -> str:

@@ -66,7 +66,7 @@ async def ask_versions(
 
     Args:
         target: the snapshot that the entries were read from.
-        keys, ids: entry keys, and the document id of each.
+        keys, ids: entry keys in full (`keytide.structure`), and the document id of each.
         splits: of the index's record.
 
     Raises:

@@ -34,7 +34,7 @@ from keytide.definition.index import (
     PartitionBy,
     PartitionKind,
 )
-from keytide.definition.names import index_name, keyspace_name, refuse
+from keytide.definition.names import index_name, keyspace_name, refuse, structure_name
 from keytide.definition.render import path_name, render_expression
 from keytide.definition.sql import ExpressionReader
 from keytide.definition.tokens import Cursor
@@ -88,7 +88,7 @@ class CreateReader:
         name = index_name(self._at)
         at.expect("ON")
         keyspace = keyspace_name(self._at)
-        refuse(self._at, "USING", "USING is not needed: there is one kind of index")
+        using = structure_name(self._at)
         columns = at.next_token
         keys = tuple(self._key(part) for part in at.parenthesised("an expression"))
         clauses = self._clauses()
@@ -109,8 +109,11 @@ class CreateReader:
             partition_kind=by.kind,
             given_splits=by.splits,
             auto_split=True if clauses.auto_split else msgspec.UNSET,
+            structure_name=msgspec.UNSET if using == "btree" else using,
         )
         self._validate(definition, columns)
+        if wrong := definition.structure.fault(unique=unique):
+            raise at.error(wrong[0], columns, next_step=wrong[1])
         if fault := definition.partition_fault:
             said = clauses.partition_said if definition.unique else columns
             raise at.error(fault[0], said, next_step=fault[1])

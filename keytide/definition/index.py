@@ -19,6 +19,7 @@ from keytide.definition.expression import (
     walk,
 )
 from keytide.definition.render import path_name, render_expression
+from keytide.structure import Structure, StructureName, structure_of
 
 PartitionKind = OneOf["hash", "range"]
 DEFAULT_SLICES: Final = 8
@@ -78,6 +79,7 @@ class IndexDefinition(msgspec.Struct, frozen=True):
             they are found from the data by the build. `keytide.catalog.partitioning` says what they mean.
         auto_split: it gets more slices by itself where one is hot; not there when it does not, so that its
             records are what they were before there was this option.
+        structure_name: what USING says; not there when it says btree, likewise.
     """
 
     name: str
@@ -95,6 +97,17 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     partition_kind: PartitionKind = "hash"
     given_splits: tuple[Literal, ...] = ()
     auto_split: OneOf[True] | msgspec.UnsetType = msgspec.UNSET
+    structure_name: StructureName | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def using(self) -> StructureName:
+        """The name of its structure."""
+        return "btree" if self.structure_name is msgspec.UNSET else self.structure_name
+
+    @property
+    def structure(self) -> Structure:
+        """What its entries are made like, and found by."""
+        return structure_of(self.using, len(self.keys), self.descending)
 
     @property
     def splits_itself(self) -> bool:

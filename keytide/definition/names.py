@@ -9,6 +9,8 @@ from typing import Final
 from sqlglot.tokenizer_core import Token
 
 from keytide.definition.tokens import Cursor
+from keytide.model.hints import did_you_mean
+from keytide.structure import STRUCTURES, StructureName
 
 _INDEX_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
 _KEYSPACE: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -49,6 +51,22 @@ def keyspace_name(at: Cursor) -> str:
             next_step="Name a topic that holds documents; one of yours cannot begin with __ here.",
         )
     return name
+
+
+def structure_name(at: Cursor) -> StructureName:
+    """What USING says, if it stands here; a btree if not."""
+    if not at.accept("USING"):
+        return "btree"
+    for name in STRUCTURES:
+        if at.accept(name.upper()):
+            return name
+    token = at.next_token
+    said = token.text.lower() if token is not None and token.text != "(" else ""
+    raise at.error(
+        f"there is no structure {said!r}" if said else "USING needs the name of a structure",
+        token,
+        next_step=did_you_mean(said, STRUCTURES, f"There are {', '.join(STRUCTURES)}."),
+    )
 
 
 def refuse(at: Cursor, word: str, reason: str) -> None:

@@ -13,9 +13,9 @@ def normal_statement(definition: IndexDefinition) -> str:
         render_expression(part.expression) + (" DESC" if part.descending else "") for part in definition.keys
     )
     unique = "UNIQUE " if definition.unique else ""
-    lines = [
-        f"CREATE {unique}INDEX {render_name(definition.name)} ON {render_name(definition.keyspace)} ({keys})"
-    ]
+    using = "" if definition.using == "btree" else f"USING {definition.using} "
+    on = f"ON {render_name(definition.keyspace)} {using}({keys})"
+    lines = [f"CREATE {unique}INDEX {render_name(definition.name)} {on}"]
     if definition.include:
         lines.append(f"INCLUDE ({', '.join(map(render_expression, definition.include))})")
     kind = definition.partition_kind.upper()

@@ -5,7 +5,8 @@ Theory of operation
 An entry is (entry key, value). The entry key is the canonical key and the document id
 (`keytide.collation`). The value holds what the key cannot: the key's forms and the included columns. Nearly
 every entry has neither, and its value is b""; otherwise it is the msgpack array [forms, include_json |
-nil], where `include_json` is a JSON object as the projector wrote it, passed on to rows untouched.
+nil], where `include_json` is a JSON object as the projector wrote it, passed on to rows untouched. Where the
+entry key does not say the canonical key (`keytide.structure.hashed`), the array has it as its third member.
 
 LMDB keys are at most 511 bytes (as built by default), and stores put a byte or two of their own there. An
 entry whose canonical key and id come to more than INLINE_LIMIT is *long*: the store keeps it in a second
@@ -36,6 +37,9 @@ DIGEST_BYTES: Final = 16
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[bytes, bytes | None]).decode
+_decode_keyed = msgspec.msgpack.Decoder(tuple[bytes, bytes | None, bytes]).decode
+_KEYED: Final = 0x93
+"""How an array of three begins in msgpack."""
 
 
 def pack_value(forms: bytes, include_json: bytes | None = None) -> bytes:
@@ -61,9 +65,40 @@ def unpack_value(value: bytes) -> tuple[bytes, bytes | None]:
     try:
         return _decode(value)
     except msgspec.DecodeError as error:
-        raise InvariantViolationError(
-            "EntryDecodes", f"{error} in {value[:80].hex()} ({len(value)} bytes)"
-        ) from error
+        raise _undecodable(error, value) from error
+
+
+def pack_keyed_value(forms: bytes, include_json: bytes | None, key: bytes) -> bytes:
+    """An entry's value that holds the canonical key as well. Else as `pack_value`."""
+    return _encode((forms, include_json, key))
+
+
+def unpack_keyed_value(value: bytes) -> tuple[bytes, bytes | None, bytes]:
+    """The forms, included columns and canonical key of a value.
+
+    Raises:
+        InvariantViolationError: `value` was not made by `pack_keyed_value`.
+    """
+    try:
+        return _decode_keyed(value)
+    except msgspec.DecodeError as error:
+        raise _undecodable(error, value) from error
+
+
+def check_value(value: bytes) -> None:
+    """See that a value can be read, of whatever structure.
+
+    Raises:
+        InvariantViolationError: it was made by neither `pack_value` nor `pack_keyed_value`.
+    """
+    if value[:1] == bytes((_KEYED,)):
+        unpack_keyed_value(value)
+    else:
+        unpack_value(value)
+
+
+def _undecodable(error: Exception, value: bytes) -> InvariantViolationError:
+    return InvariantViolationError("EntryDecodes", f"{error} in {value[:80].hex()} ({len(value)} bytes)")
 
 
 def long_key(canonical: bytes, docid: bytes) -> bytes:

@@ -31,7 +31,7 @@ from keytide.collation import MISSING, encode_part, key_forms
 from keytide.collation.layout import INVERTED
 from keytide.definition import semantics
 from keytide.definition.index import IndexDefinition
-from keytide.model.entry import pack_value
+from keytide.model.entry import pack_keyed_value, pack_value
 from projector.core.outcomes import FAILURES, KeyTooLargeError, TooManyElementsError, explain
 from projector.core.writer import OPERATIONS, FunctionWriter
 
@@ -51,6 +51,7 @@ _GLOBALS: Final[dict[str, object]] = {
     "encode_json": msgspec.json.Encoder().encode,
     "key_forms": key_forms,
     "pack_value": pack_value,
+    "pack_keyed_value": pack_keyed_value,
     "pack_number": struct.Struct(">BdB").pack,
     "INFINITY": float("inf"),
     "NO_ELEMENTS": [],

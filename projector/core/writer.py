@@ -21,7 +21,6 @@ from keytide.definition.expression import (
 )
 from keytide.definition.index import IndexDefinition
 from keytide.errors import invariant
-from keytide.model.entry import MAX_KEY_BYTES
 from projector.core.decoding import attribute_of
 from projector.core.outcomes import (
     LEADING_KEY_MISSING,
@@ -54,8 +53,11 @@ class FunctionWriter:
         self.constants: dict[str, object] = {}
         self.fields: set[str] = set()
         parts = definition.keys
+        self._structure = definition.structure
         whole = len(parts) == 1 and not parts[0].descending and definition.partition_part == 0
-        self.partitioned_by_key = whole
+        self.partitioned_by_key = whole and not self._structure.key_in_value
+        if self._structure.key_in_value:
+            self.constants["stored"] = self._structure.stored
 
     def source(self) -> str:
         definition = self._definition
@@ -152,7 +154,7 @@ class FunctionWriter:
             self._encode(ordinal, leave_out)
         self._key()
         partition = self._partition_key()
-        if self._definition.include:
+        if self._definition.include or self._structure.key_in_value:
             value = self._value(self._included())
         else:
             self._line("if not plain:")
@@ -162,10 +164,10 @@ class FunctionWriter:
             self._line(f"    values[len(keys)] = {value}")
             self._indent -= 1
         self._except()
-        if self._definition.include:
+        if self._definition.include or self._structure.key_in_value:
             self._line(f"values[len(keys)] = {value}")
         self._line("entries.append(ordinal)")
-        self._line("keys.append(key)")
+        self._line("keys.append(stored((key,))[0])" if self._structure.key_in_value else "keys.append(key)")
         if partition:
             self._line(f"partition_keys.append({partition})")
 
@@ -207,7 +209,8 @@ class FunctionWriter:
         self._line("    leading_key_missing += 1")
         self._line("    continue")
         self._except()
-        self._line("for key, (partition_key, value) in rows.items():")
+        stored = "zip(stored(list(rows)), rows.values())" if self._structure.key_in_value else "rows.items()"
+        self._line(f"for key, (partition_key, value) in {stored}:")
         self._line("    if value:")
         self._line("        values[len(keys)] = value")
         self._line("    entries.append(ordinal)")
@@ -247,8 +250,9 @@ class FunctionWriter:
 
     def _key(self) -> None:
         self._line("key = " + " + ".join(f"k{ordinal}" for ordinal in range(len(self._definition.keys))))
-        self._line(f"if len(key) > {MAX_KEY_BYTES}:")
-        self._line("    raise KeyTooLarge(len(key))")
+        if (limit := self._structure.key_limit) is not None:
+            self._line(f"if len(key) > {limit}:")
+            self._line("    raise KeyTooLarge(len(key))")
 
     def _partition_key(self) -> str:
         """The name of the partition key; "" when it is the key itself."""
@@ -281,7 +285,10 @@ class FunctionWriter:
         """The name of the variable with the entry's value; `included` is what `_included` gave."""
         parts = ", ".join(self._atom(part.expression) for part in self._definition.keys)
         self._line(f'forms = b"" if plain else key_forms(({parts},))')
-        text = f"pack_value(forms, {included})" if included else 'pack_value(forms) if forms else b""'
+        if self._structure.key_in_value:
+            text = f"pack_keyed_value(forms, {included or None}, key)"
+        else:
+            text = f"pack_value(forms, {included})" if included else 'pack_value(forms) if forms else b""'
         return self._variable(text, "value")
 
 

@@ -28,7 +28,7 @@ class SlicePage(NamedTuple):
 
     Attributes:
         entries: as `streaming.core.runs.SCHEMA` has them; at least one.
-        ids, keys: of them, canonical keys.
+        ids, keys: of them, stored keys (`keytide.structure`).
     """
 
     entries: pa.RecordBatch
@@ -79,7 +79,10 @@ def shared_out(
     Args:
         splits: of the index, when it is by RANGE.
     """
-    routes = slices_of(partition_keys(definition, page.ids, page.keys), definition.slices, splits)
+    keys = page.keys
+    if definition.structure.key_in_value and not definition.partitioned_by_id:
+        keys = list(map(definition.structure.canonical, keys, page.entries.column("value").to_pylist()))
+    routes = slices_of(partition_keys(definition, page.ids, keys), definition.slices, splits)
     for number in np.unique(routes).tolist():
         yield number, RunBlock(page.first, page.entries.filter(pa.array(routes == number)))
 

@@ -114,8 +114,9 @@ def _version(version: VersionPlace | None) -> Document | None:
 def _entry(entry: Entry, index: IndexRecord) -> Document:
     definition = index.definition
     try:
-        forms, include = unpack_value(entry.value)
-        values, _ = decode_key(entry.key, len(definition.keys), definition.descending, forms)
+        key, value = definition.structure.in_full(entry.key, entry.value)
+        forms, include = unpack_value(value)
+        values, _ = decode_key(key, len(definition.keys), definition.descending, forms)
         shown: Document = {"key": [to_json_value(value) for value in values], "slice": entry.slice}
         if include is not None:
             shown["include"] = msgspec.json.decode(include)

@@ -65,6 +65,7 @@ from keytide.wire.index_lists import WrittenSlice
 from keytide.wire.messages import UniqueViolation
 from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import Version, lmdb_store, segments
+from tests.structure_kit import as_stored
 
 KEPT = 2
 KEYSPACE = "users"
@@ -526,7 +527,9 @@ def sliced(definition: IndexDefinition, documents: Iterable[Doc]) -> list[list[t
     """The entries of each slice."""
     slices: list[list[tuple[bytes, bytes]]] = [[] for _ in range(definition.slices)]
     for document in documents:
-        slices[slice_of(definition, document)].append(document.entry(definition.descending))
+        key = encode_key(document.key, definition.descending)
+        ((stored, value),) = as_stored(definition, [(key, key_forms(document.key), document.include)])
+        slices[slice_of(definition, document)].append((stored + document.id.encode(), value))
     return slices
 
 

@@ -23,6 +23,7 @@ from keytide.catalog.partitioning import Partitioning
 from keytide.collation import MISSING, Value, encode_key, key_forms
 from keytide.errors import CallerError, InvariantViolationError
 from keytide.model.entry import pack_value
+from keytide.structure import structure_of
 from tests import share
 from tests.unit.scan_world import definition_of
 
@@ -41,7 +42,15 @@ def entries(rows: Sequence[Row], descending: Sequence[bool] = ()) -> tuple[list[
 def batch(
     rows: Sequence[Row], columns: Sequence[ArrowColumn], parts: int = 1, descending: tuple[bool, ...] = ()
 ) -> pa.RecordBatch:
-    shape = Shape(parts, descending, None, 1, any(include for _, _, include in rows), Partitioning(1))
+    shape = Shape(
+        parts,
+        descending,
+        structure_of("btree", parts, descending),
+        None,
+        1,
+        any(include for _, _, include in rows),
+        Partitioning(1),
+    )
     keys, values = entries(rows, descending)
     made = BatchMaker(shape, columns, {"keytide.index": "i"}).batch(keys, values if any(values) else [])
     made.validate(full=True)
@@ -164,14 +173,18 @@ def test_usual_keys_are_taken_apart_without_an_object_per_row() -> None:
 def test_bytes_that_are_no_key_are_an_error_and_not_a_row(broken: bytes) -> None:
     keys = [encode_key(["Aachen", 1]) + b"u1", broken, encode_key(["Bonn", 1]) + b"u2"]
     maker = BatchMaker(
-        Shape(2, (), None, 1, False, Partitioning(1)), [part(0, "text"), part(1, "bigint"), ID], {}
+        Shape(2, (), structure_of("btree", 2), None, 1, False, Partitioning(1)),
+        [part(0, "text"), part(1, "bigint"), ID],
+        {},
     )
     with pytest.raises(InvariantViolationError):
         maker.batch(keys, [])
 
 
 def test_ids_that_are_no_text_are_an_error() -> None:
-    maker = BatchMaker(Shape(1, (), None, 1, False, Partitioning(1)), [part(0, "text"), ID], {})
+    maker = BatchMaker(
+        Shape(1, (), structure_of("btree", 1), None, 1, False, Partitioning(1)), [part(0, "text"), ID], {}
+    )
     with pytest.raises(UnicodeDecodeError):
         maker.batch([encode_key(["Aachen"]) + b"u\xff1"], [])
     with pytest.raises((UnicodeDecodeError, InvariantViolationError)):

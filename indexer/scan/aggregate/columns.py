@@ -17,8 +17,9 @@ by bound expressions (`keytide.definition.binding`).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any, Final, cast
 
 import msgspec
@@ -29,6 +30,7 @@ from indexer.scan.aggregate.accumulators import Accumulator, Wants
 from keytide.collation import Json, Value, decode_key, skip_key, successor
 from keytide.collation.layout import INVERTED, STRING_END, TAG_NEGATIVE, TAG_NULL, TAG_NUMBER, TAG_STRING
 from keytide.definition.binding import Evaluate, Needs
+from keytide.definition.index import IndexDefinition
 from keytide.model.entry import pack_value, unpack_value
 
 Read = tuple[Sequence[Value], str, Mapping[str, Json]]
@@ -76,14 +78,14 @@ class EntryReader:
     """Decodes entries, as much of them as is needed.
 
     Args:
-        parts: how many parts the index's key has.
-        descending: its directions.
+        definition: of the index.
         needs: what is to be decoded.
     """
 
-    def __init__(self, parts: int, descending: Sequence[bool], needs: Needs) -> None:
-        self._parts = parts
-        self._descending = descending
+    def __init__(self, definition: IndexDefinition, needs: Needs) -> None:
+        self._parts = len(definition.keys)
+        self._descending = definition.descending
+        self._structure = definition.structure
         self._needs = needs
 
     def read(self, keys: Sequence[bytes], values: Sequence[bytes]) -> list[Read]:
@@ -94,7 +96,10 @@ class EntryReader:
         key: list[Value] = []
         id_ = ""
         include: Mapping[str, Json] = {}
-        for entry, value in zip(keys, values, strict=True):
+        entries: Iterable[tuple[bytes, bytes]] = zip(keys, values, strict=True)
+        if self._structure.key_in_value:
+            entries = starmap(self._structure.in_full, entries)
+        for entry, value in entries:
             forms, columns = unpack_value(value) if value else (b"", None)
             end = 0
             if wanted:

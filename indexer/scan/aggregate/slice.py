@@ -88,8 +88,11 @@ def wants_of(plan: AggregationPlan) -> list[Wants]:
     ]
 
 
-def shared_parts(plan: AggregationPlan, binding: Binding) -> int | None:
-    """How many leading key parts the groups go by, in whatever order; None when they go by anything else."""
+def shared_parts(plan: AggregationPlan, binding: Binding, ordered: bool = True) -> int | None:
+    """How many leading key parts the groups go by, in whatever order; None when they go by anything else, or
+    entries come in no order."""
+    if plan.groups and not ordered:
+        return None
     ordinals = [binding.part(node) for node in plan.groups]
     return len(set(ordinals)) if set(ordinals) == set(range(len(set(ordinals)))) else None
 
@@ -101,6 +104,8 @@ def runs_backwards(plan: AggregationPlan, definition: IndexDefinition, reverse: 
     Args:
         reverse: groups are asked for in descending order.
     """
+    if not definition.structure.ordered:
+        return None
     binding = Binding(definition)
     ordinals = [binding.part(node) for node in plan.groups]
     directions = {definition.keys[at].descending for at in range(len(ordinals)) if at < len(definition.keys)}
@@ -138,19 +143,20 @@ class SliceAggregate:
         binding = Binding(definition)
         self._descending = definition.descending
         self._wants = wants_of(plan)
-        self._shared = shared_parts(plan, binding)
+        ordered = definition.structure.ordered
+        self._shared = shared_parts(plan, binding, ordered)
         backwards = runs_backwards(plan, definition, reverse)
         self.streams = backwards is not None
         self.backwards = bool(backwards)
         self._enough = wanted if self.streams else None
         self._max_groups = max_groups
         self._values = [binding.value(node) for node in plan.groups]
-        self._parts = [binding.part(node) for node in plan.groups]
+        self._parts = [binding.part(node) if ordered else None for node in plan.groups]
         self._plain_parts = [part for part in self._parts if part is not None]
         self._columns: list[AggregateColumn] = []
         needs = Needs()
         for node, wants in zip(plan.operands, self._wants, strict=True):
-            ordinal = binding.part(node)
+            ordinal = binding.part(node) if ordered else None
             if ordinal is None:
                 needs |= binding.needs(node)
                 self._columns.append(ExpressionColumn(binding.value(node)))
@@ -169,9 +175,8 @@ class SliceAggregate:
             or len(self._plain_parts) < len(self._parts)
             or any(isinstance(column, ExpressionColumn) for column in self._columns)
         )
-        parts = len(definition.keys)
-        self._reader = EntryReader(parts, self._descending, needs)
-        self._first_reader = EntryReader(parts, self._descending, of_groups)
+        self._reader = EntryReader(definition, needs)
+        self._first_reader = EntryReader(definition, of_groups)
         self._groups: dict[bytes, _Group] = {}
         self._distinct = 0
 

@@ -158,6 +158,8 @@ class _Call:
         ):
             return None
         binding = Binding(self._work.definition)
+        if plan.operands and not self._work.definition.structure.ordered:
+            return None
         if any(binding.part(node) != 0 for node in plan.operands):
             return None
         entries = sum(self._work.snapshot.count(low, high) for low, high in spans) if counts else 0

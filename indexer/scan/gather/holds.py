@@ -112,7 +112,7 @@ class SnapshotHold:
             timeout_s,
             self.lease_ms if self.hold else 0,
             True,
-            filter_json(selection.filter),
+            filter_json(selection),
             selection.distinct,
             self.hold,
             selection.in_order,

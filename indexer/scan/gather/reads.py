@@ -169,9 +169,12 @@ class Reads:
             return seen  # (no slice was asked)
         return newest(seen, {index.keyspace: saw}, self.directory.history)
 
-    def selection(self, question: Question, index: Scannable, *, distinct: bool = False) -> Selection:
+    def selection(
+        self, question: Question, index: Scannable, *, distinct: bool = False, reverse: bool = False
+    ) -> Selection:
         """What a request selects in an index. Raises as `selection_of`."""
-        return selection_of(question, index.shape, self.settings.max_spans, distinct=distinct)
+        most = self.settings.max_spans
+        return selection_of(question, index.shape, most, distinct=distinct, reverse=reverse)
 
     def head(self, stamp: Stamp, seen: Seen) -> dict[str, Any]:
         """The members that every answer has: snapshot, timestamp, session, staleness.
@@ -228,7 +231,7 @@ class Reads:
     ) -> Agreed[AskedT]:
         """Do `work` on the newest snapshot that satisfies a moment."""
         began = monotonic()
-        tested = filter_json(selection.filter)
+        tested = filter_json(selection)
 
         async def read_at(
             index: Scannable, stamp: Stamp, nodes: Mapping[int, str], waited_for: list[str]

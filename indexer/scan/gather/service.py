@@ -107,7 +107,7 @@ class ScanService:
         index = await shared.ready_index(name, request, gone)
         seen = shared.session(request)
         limit, offset = page_bounds(request.limit, request.offset, self._settings)
-        selection = shared.selection(request, index, distinct=request.distinct)
+        selection = shared.selection(request, index, distinct=request.distinct, reverse=request.reverse)
         columns = ["key"] if request.distinct else request.columns
         maker = RowMaker(index.shape, columns)
         check = None

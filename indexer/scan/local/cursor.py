@@ -34,7 +34,6 @@ from indexer.scan.peer.messages import Entry, IndexUnknownHereError, ReadRequest
 from indexer.scan.plan.selection import Shape
 from indexer.scan.shape.rows import RowMaker
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot
-from keytide.collation import skip_key
 from keytide.definition.index import IndexDefinition
 from keytide.errors import UNDECODABLE, InvariantViolationError
 from keytide.model.entry import pack_value, unpack_value
@@ -277,7 +276,7 @@ def _firsts(block: list[Entry], shape: Shape, test: Test | None) -> tuple[list[E
     canonical, taken = b"", False
     for key, value in block:
         if not canonical or not key.startswith(canonical):
-            canonical, taken = key[: skip_key(key, shape.parts, shape.descending)], False
+            canonical, taken = key[: shape.structure.id_start(key)], False
             keys += 1
         if not taken and (test is None or test(key, value)):
             taken = True
@@ -315,7 +314,7 @@ def flaw(entries: Sequence[Entry], span: ReadSpan, after: bytes, shape: Shape) -
     for entry in entries:
         try:
             maker.rows([entry])
-            _, include = unpack_value(entry[1])
+            _, include = unpack_value(shape.structure.in_full(*entry)[1])
             if include is not None:
                 msgspec.json.decode(include)
         except (InvariantViolationError, UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:

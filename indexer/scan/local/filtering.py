@@ -8,7 +8,8 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from keytide.collation import decode_key
+from indexer.scan.plan.selection import EntryFilter
+from keytide.collation import decode_key, encode_key
 from keytide.definition.binding import Binding, Needs
 from keytide.definition.binding import Test as Condition
 from keytide.definition.expression import Predicate
@@ -24,7 +25,7 @@ Test = Callable[[bytes, bytes], bool]
 """Whether an entry (entry key, value) is wanted."""
 
 _NOTHING: Final[dict[str, Any]] = {}
-_decode: Final = msgspec.json.Decoder(Predicate).decode
+_decode: Final = msgspec.json.Decoder(Predicate | EntryFilter).decode
 _included: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 
@@ -64,27 +65,41 @@ class Bound(NamedTuple):
 
 
 def bound(definition: IndexDefinition, tested: bytes) -> Bound:
-    """A predicate in JSON as a condition of the parts of an entry.
+    """A filter in JSON (`indexer.scan.plan.selection.filter_json`) as a condition of the parts of an entry.
 
     Raises:
-        CallerError: it is no predicate, or asks for what the index does not hold.
+        CallerError: it is no filter, or asks for what the index does not hold.
     """
     try:
-        predicate = _decode(tested)
+        decoded = _decode(tested)
     except UNDECODABLE as error:
         raise CallerError(f"not a filter: {error}", status=422, problem_type="invalid-request") from error
     binding = Binding(definition)
-    return Bound(binding.test(predicate), binding.needs(predicate))
+    if not isinstance(decoded, EntryFilter):
+        return Bound(binding.test(decoded), binding.needs(decoded))
+    keys, of_key, needs = frozenset(decoded.keys), definition.descending, Needs(parts=len(definition.keys))
+    if decoded.predicate is None:
+        return Bound(lambda key, id, include: encode_key(key, of_key) in keys, needs)
+    test = binding.test(decoded.predicate)
+    return Bound(
+        lambda key, id, include: encode_key(key, of_key) in keys and test(key, id, include),
+        needs | binding.needs(decoded.predicate),
+    )
 
 
 def entry_test(definition: IndexDefinition, tested: bytes) -> Test:
-    """A predicate in JSON as a function of (entry key, value). Raises as `bound`."""
+    """A filter in JSON as a function of (entry key, value). Raises as `bound`."""
     condition, needs = bound(definition, tested)
     parts = len(definition.keys) if needs.id else needs.parts
     directions = definition.descending[:parts]
     if needs.include or needs.id:
-        return partial(_holds, condition, parts, directions, needs)
-    return partial(_holds_of_key, condition, parts, directions)
+        test: Test = partial(_holds, condition, parts, directions, needs)
+    else:
+        test = partial(_holds_of_key, condition, parts, directions)
+    if not definition.structure.key_in_value:
+        return test
+    in_full = definition.structure.in_full
+    return lambda entry_key, value: test(*in_full(entry_key, value))
 
 
 class Filters(_FilterCache[Test]):

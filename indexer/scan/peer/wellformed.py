@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 from indexer.scan.peer.messages import HOLDER, LeaseRequest, MalformedRequestError, ReadMessage
 from keytide.catalog.catalog import Catalog
-from keytide.collation import skip_key
 from keytide.errors import InvariantViolationError
 from keytide.wire.digests import Ask, DigestAsk, EntriesAsk, PinAsk, RowsAsk, SkipsAsk
 from keytide.wire.index_lists import ListAsk
@@ -68,8 +67,7 @@ def _check_place(request: DigestAsk, catalog: Catalog) -> None:
     record = catalog.index(request.index)
     if record is None or not record.definition.unique or request.stage != "forward" or not request.after:
         return
-    definition = record.definition
     try:
-        skip_key(request.after, len(definition.keys), definition.descending)
+        record.definition.structure.id_start(request.after)
     except InvariantViolationError as error:
         raise MalformedRequestError("`after` is no entry key of the index") from error

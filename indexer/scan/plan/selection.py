@@ -19,11 +19,12 @@ from indexer.scan.plan.tokens import Saw, tip_of
 from indexer.scan.request.request import AtLeast, Moment, OffsetAndEpoch, Question, SpanRequest
 from keytide.catalog.history import History
 from keytide.catalog.partitioning import Partitioning
-from keytide.collation import Span, encode_key, equals_span, merge_spans, prefix_span, span
+from keytide.collation import Span, encode_key, merge_spans
 from keytide.definition.expression import Predicate
 from keytide.definition.index import IndexDefinition
 from keytide.errors import CallerError, HistoryChangedError
 from keytide.model.timestamp import Timestamp
+from keytide.structure import NotOrderedError, Selected, Structure, Wanted, structure_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Shape:
     Attributes:
         parts: how many parts its key has.
         descending: its directions, empty when every part ascends.
+        structure: what its entries are found by.
         partition_part: the key part that the partitioning goes by, None when it is none of them.
         includes: whether it has included columns.
         partitioning: how its entries fall to slices.
@@ -40,6 +42,7 @@ class Shape:
 
     parts: int
     descending: tuple[bool, ...]
+    structure: Structure
     partition_part: int | None
     slices: int
     includes: bool
@@ -51,6 +54,7 @@ class Shape:
         return cls(
             len(definition.keys),
             definition.descending,
+            definition.structure,
             definition.partition_part,
             definition.slices,
             bool(definition.include),
@@ -60,7 +64,8 @@ class Shape:
     @property
     def in_order(self) -> int:
         """How the order of slices is that of the keys in them: 1 the same, -1 the other way round, 0 none."""
-        return self.partitioning.in_order if self.partition_part == 0 else 0
+        ordered = self.structure.ordered and self.partition_part == 0
+        return self.partitioning.in_order if ordered else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,8 @@ class Selection:
         spans: disjoint stretches of entry keys, ascending; none when nothing can be selected.
         slices: which can hold entries of them.
         filter: entries for which this is true, of those in the spans; None for all. Slices test it.
+        keys: of the entries in the spans those that have one of these canonical keys; empty for all. Slices
+            test that, too.
         distinct: one entry per key: the first one in the direction of the read.
         in_order: as `Shape.in_order`.
     """
@@ -80,9 +87,12 @@ class Selection:
     filter: Predicate | None = None
     distinct: bool = False
     in_order: int = 0
+    keys: tuple[bytes, ...] = ()
 
 
-def selection_of(question: Question, shape: Shape, max_spans: int, *, distinct: bool = False) -> Selection:
+def selection_of(
+    question: Question, shape: Shape, max_spans: int, *, distinct: bool = False, reverse: bool = False
+) -> Selection:
     """What a request selects.
 
     Args:
@@ -91,6 +101,7 @@ def selection_of(question: Question, shape: Shape, max_spans: int, *, distinct: 
     Raises:
         CallerError (422): too many spans, more key parts than the index has, a value that no key can hold, or
             a slice that the index does not have.
+        NotOrderedError: what only an ordered structure answers.
     """
     if question.spans is not None and len(question.spans) > max_spans:
         raise CallerError(
@@ -99,14 +110,36 @@ def selection_of(question: Question, shape: Shape, max_spans: int, *, distinct: 
             problem_type="too-many-spans",
             next_step="ask in several requests at one held snapshot, or raise scan.max_spans",
         )
-    spans = spans_of(question, shape)
+    if (distinct or reverse) and not shape.structure.ordered:
+        raise NotOrderedError(
+            f"a {shape.structure.name} index has no order of keys, so it does not answer "
+            f"`{'distinct' if distinct else 'reverse'}`",
+            next_step="Group by the key for each once (GROUP BY, or aggregate), or ask an index USING btree.",
+        )
+    chosen = _selected(question, shape)
+    spans = merge_spans(one.span for one in chosen)
+    keys = () if any(not one.keys for one in chosen) else tuple(key for one in chosen for key in one.keys)
     slices = slices_of(question, shape) if spans else ()
-    return Selection(spans, slices, None, distinct, shape.in_order if spans else 0)
+    return Selection(spans, slices, None, distinct, shape.in_order if spans else 0, keys)
 
 
-def filter_json(predicate: Predicate | None) -> bytes:
-    """A selection's filter as slices are told it (JSON, as the metadata has predicates)."""
-    return b"" if predicate is None else msgspec.json.encode(predicate)
+class EntryFilter(msgspec.Struct, frozen=True, tag_field="node", tag="entry"):
+    """What entries are to be like, where a predicate does not say all of it.
+
+    Attributes:
+        keys: they have one of these canonical keys.
+        predicate: and this is true of them.
+    """
+
+    keys: tuple[bytes, ...]
+    predicate: Predicate | None = None
+
+
+def filter_json(selection: Selection) -> bytes:
+    """What slices are told to test of entries (JSON, as the metadata has predicates); b"" for nothing."""
+    if selection.keys:
+        return msgspec.json.encode(EntryFilter(selection.keys, selection.filter))
+    return b"" if selection.filter is None else msgspec.json.encode(selection.filter)
 
 
 def spans_of(question: Question, shape: Shape) -> list[Span]:
@@ -114,27 +147,24 @@ def spans_of(question: Question, shape: Shape) -> list[Span]:
 
     Raises:
         CallerError (422): more key parts than the index has, or a value that no key can hold.
+        NotOrderedError: what only an ordered structure answers.
     """
-    if question.spans is not None:
-        return merge_spans(_span_of(one, shape) for one in question.spans)
-    one = _span_of(question, shape)
-    return [] if one.empty else [one]
+    return merge_spans(one.span for one in _selected(question, shape))
 
 
-def _span_of(one: SpanRequest | Question, shape: Shape) -> Span:
-    parts, directions = shape.parts, shape.descending
-    if one.prefix is not None:
-        return prefix_span(one.equals or (), one.prefix, directions, parts)
-    if one.equals is not None:
-        return equals_span(one.equals, directions, parts)
-    return span(
-        one.low,
-        one.high,
-        one.inclusion in ("both", "low"),
-        one.inclusion in ("both", "high"),
-        directions,
-        parts,
-    )
+def _selected(question: Question, shape: Shape) -> list[Selected]:
+    """What a request means, one for each stretch."""
+    asked: Sequence[SpanRequest | Question] = (question,) if question.spans is None else question.spans
+    return [shape.structure.selected(_wanted(one)) for one in asked]
+
+
+def _wanted(one: SpanRequest | Question) -> Wanted:
+    return Wanted(one.equals, one.prefix, one.low, one.high, one.inclusion)
+
+
+def _values_of(one: SpanRequest | Question, shape: Shape) -> Span:
+    """The canonical keys of a stretch, whatever the structure: what slices go by."""
+    return structure_of("btree", shape.parts, shape.descending).selected(_wanted(one)).span
 
 
 def slices_of(question: Question, shape: Shape) -> Sequence[int]:
@@ -147,7 +177,7 @@ def slices_of(question: Question, shape: Shape) -> Sequence[int]:
     """
     stretches: Sequence[SpanRequest | Question] = (question,)
     if question.spans is not None:
-        stretches = [one for one in question.spans if not _span_of(one, shape).empty]
+        stretches = [one for one in question.spans if not _values_of(one, shape).empty]
     slices: Sequence[int]
     if shape.partition_part is None:
         slices = range(shape.slices)
@@ -177,7 +207,7 @@ def _slices_of(one: SpanRequest | Question, shape: Shape, fixed: int) -> range |
     rule = shape.partitioning
     if rule.ranged:
         before = _shared_parts(one, fixed, shape.descending)
-        return range(shape.slices) if before is None else rule.slices_of_span(_span_of(one, shape), before)
+        return range(shape.slices) if before is None else rule.slices_of_span(_values_of(one, shape), before)
     value = _shared_parts(one, fixed + 1, ())
     if value is None:
         return range(shape.slices)

@@ -144,7 +144,7 @@ class _PlannedQuery:
             return await self._page(target, maker, b"", plan.reverse, limit, offset, select.limit)
 
         # What filters or leaves out may stop before its page is full, when its time is over.
-        for_sure = one_page and plan.filter is None and not offset
+        for_sure = one_page and plan.filter is None and not plan.reading.keys and not offset
         agreed = await self._read(work, 0 if for_sure else first_lease_ms(self.shared))
         token = agreed.target.page_token(
             agreed.stamp,
@@ -235,7 +235,9 @@ class _PlannedQuery:
     async def _read(self, work: Callable[[Target], Awaitable[AskedT]], lease_ms: int) -> Agreed[AskedT]:
         """Read what the plan selects; from now on the session has seen it."""
         plan = self.plan
-        selection = Selection(plan.reading.spans, plan.slices, plan.filter, in_order=plan.in_order)
+        selection = Selection(
+            plan.reading.spans, plan.slices, plan.filter, in_order=plan.in_order, keys=plan.reading.keys
+        )
         if plan.select.limit == 0:
             selection = Selection((), ())
         agreed = await self.shared.read(

@@ -75,7 +75,7 @@ class OutputMaker:
         needs = Needs()
         for value in [*outputs, *(one.value for one in order)]:
             needs |= binding.needs(value)  # type: ignore[arg-type]
-        self._reader = EntryReader(len(definition.keys), definition.descending, needs)
+        self._reader = EntryReader(definition, needs)
 
     def rows(self, entries: Sequence[Entry]) -> list[list[Any]]:
         """The values of each entry's row; what is MISSING is null."""

@@ -90,6 +90,7 @@ class BatchMaker:
         self._columns = list(columns)
         self._parts = shape.parts
         self._descending = shape.descending
+        self._structure = shape.structure
         keyed = [column for column in columns if column.part is not None]
         self._by_rows = any(column.type == "json" for column in keyed)
         self._doubles = any(column.type == "double" for column in keyed)
@@ -109,6 +110,9 @@ class BatchMaker:
         """
         if not keys:
             return pa.RecordBatch.from_pylist([], self.schema)
+        if self._structure.key_in_value:
+            full = list(map(self._structure.in_full, keys, values))
+            keys, values = [key for key, _ in full], [value for _, value in full]
         unpacked = [unpack_value(value) for value in values]
         forms = [form for form, _ in unpacked]
         split = None

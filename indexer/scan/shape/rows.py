@@ -6,6 +6,7 @@ that has more digits than Python writes, and than JSON readers take: that is tol
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ class RowMaker:
     def __init__(self, shape: Shape, columns: Sequence[str] | None) -> None:
         self._parts = shape.parts
         self._descending = shape.descending
+        self._structure = shape.structure
         wanted = ALL_COLUMNS if columns is None else columns
         self._key = "key" in wanted
         self._id = "id" in wanted
@@ -47,6 +49,8 @@ class RowMaker:
         key: Sequence[Value] = ()
         none: list[int] = []
         missing = none
+        if self._structure.key_in_value:
+            entries = itertools.starmap(self._structure.in_full, entries)
         for entry_key, value in entries:
             own_forms, include = unpack_value(value) if value else (b"", None)
             # No key is the beginning of another one, so what begins with the last key has that key.

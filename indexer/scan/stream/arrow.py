@@ -103,7 +103,9 @@ async def infer(
     keys, values = reader.sample(SAMPLED)
     rows = [_decoded(definition, key, value) for key, value in zip(keys, values, strict=True)]
     ends: list[Value] = []
-    if any(column.part == 0 and column.name in missing for column in columns):
+    if definition.structure.ordered and any(
+        column.part == 0 and column.name in missing for column in columns
+    ):
         ends = await _ends(shared, reader, definition, selection, timeout_s)
     return typed(columns, definition, given, rows, ends)
 
@@ -131,6 +133,7 @@ async def _ends(
 
 def _decoded(definition: IndexDefinition, key: bytes, value: bytes) -> tuple[list[Value], dict[str, Any]]:
     """An entry's key parts and included columns."""
+    key, value = definition.structure.in_full(key, value)
     forms, include = unpack_value(value)
     parts, _ = decode_key(key, len(definition.keys), definition.descending, forms)
     return parts, _decode_include(include) if include else {}

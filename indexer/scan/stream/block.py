@@ -18,7 +18,6 @@ from indexer.scan.local.tasks import SliceWork
 from indexer.scan.plan.selection import Shape
 from indexer.view import DoubtfulReadError
 from keytide.errors import InvariantViolationError
-from keytide.model.entry import pack_value, unpack_value
 
 TASK: Final = "block"
 _EXAMINED: Final = 50_000
@@ -72,7 +71,7 @@ def read_block(work: SliceWork) -> bytes:
     request = work.request
     block = _picked(work) if request.shape.filter or request.shape.distinct else _plain(work, wanted.bytes)
     if not wanted.include:
-        block.values = [without_columns(value) for value in block.values]
+        block.values = list(map(work.definition.structure.without_columns, block.values))
     if not any(block.values):
         block.values = []
     compare = operator.gt if request.span.reverse else operator.lt
@@ -117,8 +116,3 @@ def _picked(work: SliceWork) -> EntryBlock:
         raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
     keys, values = [key for key, _ in result.entries], [value for _, value in result.entries]
     return EntryBlock(keys, values, result.more, result.reached, result.examined)
-
-
-def without_columns(value: bytes) -> bytes:
-    """An entry's value without the included columns."""
-    return pack_value(unpack_value(value)[0]) if value else value

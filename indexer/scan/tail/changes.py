@@ -21,7 +21,6 @@ import msgspec
 
 from indexer.scan.local.cursor import stretches
 from indexer.scan.local.tasks import SliceWork
-from indexer.scan.stream.block import without_columns
 from indexer.view import ReadableSnapshot
 
 TASK: Final = "changes"
@@ -90,6 +89,7 @@ def find_changes(work: SliceWork) -> bytes:
 
 def _compared(work: SliceWork, older: ReadableSnapshot, wanted: ChangesWanted) -> SliceChanges:
     found = SliceChanges([], [])
+    without_columns = work.definition.structure.without_columns
     size = examined = 0
     for low, high in stretches(work.request.span, work.after):
         for place, before, after in _aligned(older.rows(low, high), work.snapshot.rows(low, high)):

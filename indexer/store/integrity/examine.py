@@ -26,7 +26,7 @@ from indexer.store.formats.state_bytes import decode_applied, decode_counts
 from indexer.store.interface import Counts, StoreDamagedError
 from indexer.store.lmdb.writing import long_table_key, unpack_long
 from keytide.errors import InvariantViolationError
-from keytide.model.entry import unpack_value
+from keytide.model.entry import check_value
 from keytide.process.parent_death import follow_parent
 from keytide.process.program import begin
 from keytide.process.sync_points import reach
@@ -145,7 +145,7 @@ def _forward(transaction: lmdb.Transaction[bytes], tables: Tables) -> Iterator[b
 def _check_value(key: bytes, value: bytes) -> None:
     if value[:1] != PUT:
         raise StoreDamagedError(f"the value of {key.hex()} is none")
-    unpack_value(value[1:])
+    check_value(value[1:])
 
 
 def _digest(keys: Iterator[bytes]) -> tuple[int, int]:

@@ -3,10 +3,9 @@
 Theory of operation
 ===================
 A *box* allows each key part a set of values (`regions`). A condition is a union of boxes: AND intersects
-them, OR puts them side by side. Boxes that differ in one part only become one. Each box is then walked along
-the key: as long as a part may have single values only, every one of them (times those before) is a prefix to
-go on from; the first part with a range ends the walk. What the walk has taken in is *realised*: the spans
-hold nothing else, and a condition that rests on realised parts alone need not be tested again.
+them, OR puts them side by side. Boxes that differ in one part only become one. The index's structure says
+which spans answer a box (`keytide.structure`), and which parts are *realised*: the spans hold nothing else,
+and a condition that rests on realised parts alone need not be tested again.
 
 Everything is bounded: too many boxes become one that covers them, too many spans become one per prefix. Both
 read more than is needed and leave the condition to the residual filter.
@@ -18,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from keytide.collation import Span, merge_spans, successor
-from keytide.collation.layout import INVERTED
+from keytide.collation import Span, merge_spans
 from keytide.definition.expression import And, Expression, Or, Predicate
 from keytide.query.parse.normal import conjuncts
 from keytide.query.plan.intervals import ALL, Interval, intersection, union
 from keytide.query.plan.regions import region
+from keytide.structure import Structure
 
 MAX_BOXES: Final = 64
 MAX_SPANS: Final = 500
@@ -42,36 +41,50 @@ class IndexSpans:
         boxes: what they were made from.
         rest: the conditions that the spans do not assure.
         depth: for each box, how many leading key parts its spans bound.
+        keys: canonical keys: of the entries in the spans those that have one of them; empty for all.
     """
 
     spans: tuple[Span, ...]
     boxes: tuple[Box, ...]
     rest: tuple[Predicate, ...]
     depth: tuple[int, ...]
+    keys: tuple[bytes, ...] = ()
 
 
-def reading(node: Predicate, parts: Sequence[Expression], directions: Sequence[bool]) -> IndexSpans:
-    """The spans for a condition in normal form.
+def reading(node: Predicate, parts: Sequence[Expression], structure: Structure) -> IndexSpans | None:
+    """The spans for a condition in normal form; None when it takes a structure that is ordered.
 
     Args:
         parts: the expressions of the key parts.
-        directions: for each whether it descends.
+        structure: of the index.
     """
     boxes, loose = _boxes(node, parts)
     spans: list[Span] = []
     depths: list[int] = []
+    keys: list[bytes] = []
+    every = True
     realised = set(range(len(parts)))
     for box in boxes:
-        found, done, depth = _spans(box, directions, max(1, MAX_SPANS // len(boxes)))
-        spans += found
-        depths.append(depth)
-        realised &= done | (realised - box.keys())
+        found = structure.boxed(box, max(1, MAX_SPANS // len(boxes)))
+        if found is None:
+            return None
+        spans += found.spans
+        keys += found.keys
+        every = every and bool(found.keys)
+        depths.append(found.depth)
+        realised &= found.realised | (realised - box.keys())
     rest = []
     for one in conjuncts(node):
         support = _support(one, parts)
         if loose or support is None or not support <= realised:
             rest.append(one)
-    return IndexSpans(tuple(merge_spans(spans)), tuple(boxes), tuple(rest), tuple(depths))
+    return IndexSpans(
+        tuple(merge_spans(spans)),
+        tuple(boxes),
+        tuple(rest),
+        tuple(depths),
+        tuple(dict.fromkeys(keys)) if every else (),
+    )
 
 
 def _boxes(node: Predicate, parts: Sequence[Expression]) -> tuple[list[Box], bool]:
@@ -147,45 +160,3 @@ def _support(node: Predicate, parts: Sequence[Expression]) -> frozenset[int] | N
         if region(node, part).exact:
             return frozenset((ordinal,))
     return None
-
-
-def _spans(box: Box, directions: Sequence[bool], most: int) -> tuple[list[Span], set[int], int]:
-    """The spans of a box, the parts that they realise, and how many leading parts they bound."""
-    ended: list[Span] = []
-    open_: list[bytes] = [b""]
-    realised: set[int] = set()
-    depth = 0
-    for ordinal, descending in enumerate(directions):
-        intervals = box.get(ordinal)
-        if intervals is None or not open_:
-            break
-        if len(ended) + len(open_) * len(intervals) > most:
-            intervals = (Interval(intervals[0].low, intervals[-1].high),)
-            if len(ended) + len(open_) > most:
-                break
-        elif not ended:
-            realised.add(ordinal)
-        depth += 1
-        further: list[bytes] = []
-        for prefix in open_:
-            for one in intervals:
-                low, high = _directed(one, descending)
-                if one.is_point:
-                    further.append(prefix + low)
-                else:
-                    ended.append(Span(prefix + low, prefix + high))
-        open_ = further
-    ended += [Span(prefix, successor(prefix)) if prefix else Span() for prefix in open_]
-    return ended, realised, depth
-
-
-def _directed(one: Interval, descending: bool) -> tuple[bytes, bytes]:
-    """The interval's bounds as they stand in keys. Inverting turns the order round, and what began with a
-    bound still does: so each bound becomes the successor of the other's inversion. (Of a point the low bound
-    is its code.)"""
-    if not descending:
-        return one.low, one.high
-    if one.is_point:
-        code = one.low.translate(INVERTED)
-        return code, successor(code)
-    return successor(one.high.translate(INVERTED)), successor(one.low.translate(INVERTED))

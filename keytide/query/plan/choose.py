@@ -73,6 +73,7 @@ def described(plan: Plan, others: Sequence[Plan], refusals: Sequence[Refusal]) -
         "columns": [one.name for one in plan.outputs],
         "spans": spans_described(plan),
         "reverse": plan.reverse,
+        "structure": definition.using,
         "slices_asked": list(plan.slices),
         "slices_of_index": definition.slices,
         "residual": None if plan.filter is None else render_predicate(plan.filter),

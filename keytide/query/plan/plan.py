@@ -132,7 +132,7 @@ class Plan:
         """How the order of slices is that of the keys in them: 1 the same, -1 the other way round, 0 none."""
         definition = self.index.definition
         rule = Partitioning.of(definition, self.index.splits)
-        return rule.in_order if definition.partition_part == 0 else 0
+        return rule.in_order if definition.structure.ordered and definition.partition_part == 0 else 0
 
     @property
     def aggregates(self) -> tuple[AggregateCall, ...]:
@@ -192,13 +192,22 @@ def plan_on(select: Select, candidate: Candidate, condition: Predicate | None = 
             f"({render_expression(leading)} IS NOT MISSING would)",
         )
     parts = [part.expression for part in definition.keys]
-    read = reading(condition, parts, [part.descending for part in definition.keys])
+    structure = definition.structure
+    read = reading(condition, parts, structure)
+    if read is None or not (structure.ordered or read.keys or not read.spans or not select.order_by):
+        what = "an order" if read else "what the query says of its key"
+        return Refusal(
+            candidate.name,
+            f"it is USING {structure.name}, which does not answer {what}: only whole keys, by = and IN",
+        )
     rest = [one for one in read.rest if given == TRUE or not implies(given, one)]
     outputs, order_by = _fixed(select, definition, binding, condition)
     lacking = _lacking(binding, [*operands([*outputs, *order_by]), *select.group_by, *rest])
     if lacking:
         return Refusal(candidate.name, f"it does not hold {lacking}")
-    ordered, reverse = (False, False) if select.grouped else _order(order_by, definition, condition)
+    ordered, reverse = False, False
+    if not select.grouped and (structure.ordered or not order_by):
+        ordered, reverse = _order(order_by, definition, condition)
     filter_ = conjunction(rest)
     entries = _fraction(read, definition, candidate.entries) * (
         ASSUMED_ENTRIES if candidate.entries is None else candidate.entries

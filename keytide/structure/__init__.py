@@ -1,0 +1,44 @@
+"""What an index's structure (USING) decides, behind one interface: `btree` and `hash`. Pure.
+
+Theory of operation
+===================
+The store keeps entries in the order of their bytes, whatever the structure, so all that holds of slices (one
+commit per timestamp, snapshots, folds, copies, rollback, digests) holds of every structure. An entry is
+(entry key, value), and its entry key is a *stored key* and the document id. What the structure decides is
+
+* which stored key a document's key gets, and what goes into the value for it (`Structure.stored`, and
+  `Structure.key_in_value`, by which the projector's generated functions go);
+* how an entry is read: where its id begins, and its canonical key (`id_start`, `canonical`, `in_full`);
+* which stretches of entry keys answer a condition, and which canonical keys are meant in them (`selected`,
+  `boxed`): the exact filter afterwards;
+* whether entries come in the order of keys (`ordered`), and so ranges, ORDER BY and pages of groups;
+* what a definition may not say (`fault`), and how EXPLAIN names it.
+
+A further structure is one module, and a line in `registry`. `tests/unit/test_structures.py` is the suite that
+each one must pass. (PostgreSQL's access methods, `CREATE INDEX ... USING method`, are the model; the hash
+structure is theirs with the key kept, so that collisions are told apart without the document.)
+
+Read by every package; changed with what is on disk, so never for an index that exists.
+"""
+
+from keytide.structure.interface import (
+    Box,
+    Boxed,
+    NotOrderedError,
+    Selected,
+    Structure,
+    Wanted,
+)
+from keytide.structure.registry import STRUCTURES, StructureName, structure_of
+
+__all__ = [
+    "STRUCTURES",
+    "Box",
+    "Boxed",
+    "NotOrderedError",
+    "Selected",
+    "Structure",
+    "StructureName",
+    "Wanted",
+    "structure_of",
+]

@@ -1,0 +1,162 @@
+"""`hash`: entries in the order of a digest of their keys, which is no order of the keys.
+
+Theory of operation
+===================
+The stored key is a 128-bit digest of the canonical key, and a *tie*; the canonical key itself is in the
+value, and compared, so that two keys with one digest are never taken for one another. An entry takes as much
+of the tree, and of the index from documents to entries, whatever the length of its key, and that has no limit
+of its own.
+
+Two keys of one document (UNNEST) may have one digest. Their entry keys would be the same, so each gets a tie:
+0 for the least of them, then 1, and so on (the code of lengths, one byte nearly always). Which tie a key has
+follows from the document alone, and readers look at all ties of a digest.
+
+The digest is XXH3-128: not safe against who makes collisions on purpose, which cost reading more than is
+meant, and never give a wrong answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final, final
+
+import xxhash
+
+from keytide.collation import Span, encode_key, successor
+from keytide.collation.layout import TAG_NULL, TAG_OBJECT, decode_length, encode_length
+from keytide.errors import CallerError, invariant
+from keytide.model.entry import pack_keyed_value, pack_value, unpack_keyed_value
+from keytide.structure.interface import Box, Boxed, NotOrderedError, Selected, Values, Wanted
+
+DIGEST_BYTES: Final = 16
+NO_TIE: Final = b"\x00"
+_KNOWN: Final = bytes((TAG_NULL + 1,))
+_GREATEST: Final = bytes((TAG_OBJECT,))
+MOST_KEYS: Final = 10_000
+"""That one condition is answered for. Of more than there may be spans, the whole index is read."""
+
+
+def digest_of(key: bytes) -> bytes:
+    """The digest of a canonical key."""
+    return xxhash.xxh3_128_digest(key)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Hash:
+    """The structure of an index USING hash.
+
+    Args:
+        parts: how many parts its key has.
+        descending: their directions: none may descend.
+    """
+
+    name: ClassVar = "hash"
+    ordered: ClassVar = False
+    key_in_value: ClassVar = True
+    key_limit: ClassVar[int | None] = None
+
+    parts: int
+    descending: tuple[bool, ...] = ()
+
+    def fault(self, *, unique: bool) -> tuple[str, str] | None:
+        if any(self.descending):
+            return "a hash index has no order, so no part of its key is DESC", "Leave DESC out."
+        if unique:
+            return (
+                "a hash index is not UNIQUE yet",
+                "Leave USING hash out: a btree finds keys that several documents have.",
+            )
+        return None
+
+    def stored(self, keys: Sequence[bytes]) -> list[bytes]:
+        if len(keys) == 1:
+            return [digest_of(keys[0]) + NO_TIE]
+        digests = [digest_of(key) for key in keys]
+        if len(set(digests)) == len(digests):
+            return [digest + NO_TIE for digest in digests]
+        tied: dict[bytes, list[bytes]] = {}
+        for digest, key in zip(digests, keys, strict=True):
+            tied.setdefault(digest, []).append(key)
+        ties = {key: tie for some in tied.values() for tie, key in enumerate(sorted(some))}
+        return [digest + encode_length(ties[key]) for digest, key in zip(digests, keys, strict=True)]
+
+    def id_start(self, entry_key: bytes) -> int:
+        invariant(
+            len(entry_key) > DIGEST_BYTES, "KeyDecodes", lambda: f"{entry_key.hex()} has no digest and tie"
+        )
+        _, end = decode_length(entry_key, DIGEST_BYTES)
+        invariant(len(entry_key) >= end, "KeyDecodes", lambda: f"{entry_key.hex()} ends within its tie")
+        return end
+
+    def canonical(self, stored: bytes, value: bytes) -> bytes:
+        del stored
+        return unpack_keyed_value(value)[2]
+
+    def in_full(self, entry_key: bytes, value: bytes) -> tuple[bytes, bytes]:
+        forms, include, key = unpack_keyed_value(value)
+        return key + entry_key[self.id_start(entry_key) :], pack_value(forms, include)
+
+    def without_columns(self, value: bytes) -> bytes:
+        forms, _, key = unpack_keyed_value(value)
+        return pack_keyed_value(forms, None, key)
+
+    def selected(self, wanted: Wanted) -> Selected:
+        if wanted.prefix is not None:
+            raise _no_order("a prefix")
+        if wanted.equals is None:
+            if wanted.low or wanted.high:
+                raise _no_order("a range")
+            return Selected(Span())
+        if len(wanted.equals) > self.parts:
+            raise CallerError(
+                f"{len(wanted.equals)} key parts were given, the index has {self.parts}",
+                status=422,
+                next_step="Give all of the index's key parts.",
+            )
+        if not wanted.equals:
+            return Selected(Span())
+        if len(wanted.equals) < self.parts:
+            raise _no_order(f"{len(wanted.equals)} of {self.parts} key parts")
+        key = encode_key(wanted.equals)
+        return Selected(_span_of(key), (key,))
+
+    def boxed(self, box: Box, most: int) -> Boxed | None:
+        parts = [box.get(ordinal) for ordinal in range(self.parts)]
+        if all(one is None or _is_there(one) for one in parts):
+            return Boxed([Span()], (), frozenset(), 0)
+        values = [one for one in parts if one is not None and all(each.is_point for each in one)]
+        if len(values) < self.parts or math.prod(map(len, values)) > MOST_KEYS:
+            return None
+        keys = tuple(b"".join(one.low for one in some) for some in itertools.product(*values))
+        every = frozenset(range(self.parts))
+        if len(keys) > most:
+            return Boxed([Span()], keys, every, 0)
+        return Boxed(list(map(_span_of, keys)), keys, every, self.parts)
+
+
+def _is_there(values: Sequence[Values]) -> bool:
+    """Whether values are all but MISSING, or NULL as well: what a query says to have no more than the index
+    has. The whole index is read for it."""
+    return len(values) == 1 and values[0].low <= _KNOWN and values[0].high > _GREATEST
+
+
+def _span_of(key: bytes) -> Span:
+    """The entries with the digest of a key."""
+    digest = digest_of(key)
+    return Span(digest, _behind(digest))
+
+
+def _behind(digest: bytes) -> bytes | None:
+    """The least bytes above all that start with a digest; None when there are none."""
+    return successor(digest) if digest.rstrip(b"\xff") else None
+
+
+def _no_order(what: str) -> NotOrderedError:
+    return NotOrderedError(
+        f"a hash index does not answer {what}: it finds whole keys only, and has no order",
+        next_step="Give all parts of the key, or ask an index USING btree; CREATE INDEX makes one.",
+    )

@@ -1,0 +1,155 @@
+"""`Structure`: what every structure must be able to say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+from keytide.collation import Span, Value
+from keytide.errors import CallerError
+
+Inclusion = Literal["both", "low", "high", "neither"]
+
+
+class NotOrderedError(CallerError):
+    """Something was asked of an index whose structure keeps no order of keys."""
+
+    problem_type = "index-not-ordered"
+    status = 422
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A selection by values, as scans give it: `equals`, `prefix` behind it, or bounds.
+
+    Attributes:
+        equals: leading key parts; None for none.
+        prefix: what the next part, a string, begins with.
+        low, high: leading parts of the bounds.
+        inclusion: which of the bounds belong to it.
+    """
+
+    equals: Sequence[Value] | None = None
+    prefix: str | None = None
+    low: Sequence[Value] | None = None
+    high: Sequence[Value] | None = None
+    inclusion: Inclusion = "both"
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """What of an index answers a selection.
+
+    Attributes:
+        span: entries outside of it are not meant.
+        keys: canonical keys: of the entries in the span those that have one of them; empty for all.
+    """
+
+    span: Span
+    keys: tuple[bytes, ...] = ()
+
+
+class Values(Protocol):
+    """Some values of a key part: those whose code is at or above `low` and below `high`."""
+
+    @property
+    def low(self) -> bytes: ...
+    @property
+    def high(self) -> bytes: ...
+    @property
+    def is_point(self) -> bool:
+        """Whether it is one value; `low` is its code then."""
+        ...
+
+
+Box = Mapping[int, Sequence[Values]]
+"""Key part -> the values that it may have, ascending; all of them for a part that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boxed:
+    """What of an index answers a box.
+
+    Attributes:
+        spans: in no order; they may touch.
+        keys: as in `Selected`.
+        realised: the key parts of which the spans (and `keys`) hold no other values than the box.
+        depth: how many leading key parts the spans bound.
+    """
+
+    spans: list[Span]
+    keys: tuple[bytes, ...]
+    realised: frozenset[int]
+    depth: int
+
+
+class Structure(Protocol):
+    """The structure of one index: made by `structure_of` from its name, and the parts and directions of the
+    index's key.
+
+    Attributes:
+        name: as USING has it.
+        ordered: entries come in the order of keys.
+        key_in_value: values hold the canonical key, for the entry key does not.
+        key_limit: bytes of the longest canonical key; None for no limit of its own.
+    """
+
+    name: ClassVar[str]
+    ordered: ClassVar[bool]
+    key_in_value: ClassVar[bool]
+    key_limit: ClassVar[int | None]
+
+    def fault(self, *, unique: bool) -> tuple[str, str] | None:
+        """What a definition may not say with this structure: (reason, next step); None when nothing is
+        wrong."""
+        ...
+
+    # --- entries ------------------------------------------------------------------
+
+    def stored(self, keys: Sequence[bytes]) -> list[bytes]:
+        """The stored keys of a document's canonical keys, which are different ones: different again."""
+        ...
+
+    def id_start(self, entry_key: bytes) -> int:
+        """Where the document id begins in an entry key.
+
+        Raises:
+            InvariantViolationError: these bytes are no entry key of the structure.
+        """
+        ...
+
+    def canonical(self, stored: bytes, value: bytes) -> bytes:
+        """The canonical key of an entry.
+
+        Args:
+            stored: the entry key without the id.
+
+        Raises:
+            InvariantViolationError: the value was not made for this structure.
+        """
+        ...
+
+    def in_full(self, entry_key: bytes, value: bytes) -> tuple[bytes, bytes]:
+        """An entry with its canonical key in front of the id, and nothing of the key in the value: as a
+        btree has it, which is how entries are read by values. Raises as `id_start` and `canonical`."""
+        ...
+
+    def without_columns(self, value: bytes) -> bytes:
+        """An entry's value without the included columns."""
+        ...
+
+    # --- conditions ---------------------------------------------------------------
+
+    def selected(self, wanted: Wanted) -> Selected:
+        """What answers a selection by values.
+
+        Raises:
+            NotOrderedError: only an ordered structure does.
+            CallerError (422): more parts than the key has, or a value that no key can hold.
+        """
+        ...
+
+    def boxed(self, box: Box, most: int) -> Boxed | None:
+        """What answers a box, in at most about so many spans; None when only an ordered structure does."""
+        ...

@@ -1,0 +1,184 @@
+"""Hash indexes through the scan endpoint, with digests of two bits: whole keys find their entries and no
+others, in pages, counts, groups and queries."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from indexer.scan.request.request import CountRequest, ScanRequest, SpanRequest
+from keytide.collation import encode_key
+from keytide.query.parse.statement import parse_query
+from keytide.structure import NotOrderedError
+from tests import share
+from tests.property.test_query import answered, committed, expected_rows, shown
+from tests.structure_kit import digests_of
+from tests.unit.scan_world import Doc, World, slice_of
+
+parts = st.sampled_from(["", "a", "b", 0, 1, 1.0, 2.5, True, None, "a\x00b", "x" * 700])
+wanted_parts = st.one_of(parts, st.sampled_from(["nowhere", -7]))
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+def same(one: Any, other: Any) -> bool:
+    return encode_key(list(one)) == encode_key(list(other))
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> list[Doc]:
+    keys = draw(st.lists(st.tuples(parts, parts), max_size=25))
+    return [
+        Doc(list(key), f"d{number:02}", json.dumps({"n": number}).encode()) for number, key in enumerate(keys)
+    ]
+
+
+@settings(max_examples=share.examples(200), deadline=None)
+@given(
+    documents(),
+    st.lists(st.tuples(wanted_parts, wanted_parts), max_size=3),
+    st.sampled_from(
+        ["", "PARTITION BY HASH(id)", "PARTITION BY HASH(age)", "PARTITION BY RANGE(city) SPLIT AT (1)"]
+    ),
+    st.sampled_from([1, 2, 100]),
+    st.sampled_from([1, 3, 50_000]),
+)
+@digests_of(2)
+def test_scans_and_counts_of_whole_keys(
+    held: list[Doc], asked: list[tuple[Any, Any]], partition: str, limit: int, examined: int
+) -> None:
+    slices = "" if "SPLIT" in partition else "WITH (slices=3)"
+    world = World(f"CREATE INDEX i ON users USING hash (city, age) INCLUDE (n) {partition} {slices}")
+    world.examined = examined
+    world.commit(1, {"i": held})
+    equals: dict[str, Any] = {}
+    if len(asked) == 1:
+        equals = {"equals": list(asked[0])}
+    elif asked:
+        equals = {"spans": [SpanRequest(equals=list(one)) for one in asked]}
+    expected = [doc for doc in held if not asked or any(same(doc.key, one) for one in asked)]
+    event(f"asked {len(asked)}, found {min(len(expected), 3)}")
+
+    async def run() -> tuple[list[dict[str, Any]], int, list[int]]:
+        services = list(world.services().values())
+        counted = json.loads((await services[0].count("i", CountRequest(**equals, explain=True), never)).body)
+        rows: list[dict[str, Any]] = []
+        request = ScanRequest(limit=limit, **equals)
+        while True:
+            services.append(services.pop(0))
+            answer = json.loads((await services[-1].scan("i", request, never)).body)
+            rows += answer["rows"]
+            if answer["page"] is None:
+                return rows, counted["count"], sorted({one for one, _ in (read(services, world))})
+            request = ScanRequest(page=answer["page"])
+
+    def read(services: Any, world: World) -> list[tuple[int, int]]:
+        return [
+            (number, 0)
+            for nodes in world.nodes.values()
+            for _, one in nodes.reads
+            for number in one.span.slices
+        ]
+
+    rows, counted, slices_read = asyncio.run(run())
+    assert Counter(map(repr, rows)) == Counter(
+        repr({"key": list(doc.key), "id": doc.id, "include": json.loads(doc.include or b"{}")})
+        for doc in expected
+    )
+    assert counted == len(expected)
+    assert all(snapshot.readers == 0 for snapshot in world.held())
+    if asked and "id" not in partition:  # a key says its slice
+        definition = world.index("i").definition
+        assert set(slices_read) <= {slice_of(definition, Doc(list(one), "x")) for one in asked}
+
+
+def test_what_takes_an_order_is_refused_at_the_endpoint() -> None:
+    world = World("CREATE INDEX i ON users USING hash (city, age)")
+    world.commit(1, {"i": []})
+
+    async def run(request: ScanRequest | CountRequest) -> None:
+        service = next(iter(world.services().values()))
+        if isinstance(request, CountRequest):
+            await service.count("i", request, never)
+        else:
+            await service.scan("i", request, never)
+
+    for request in (
+        ScanRequest(low=["a"]),
+        ScanRequest(high=["a"]),
+        ScanRequest(equals=["a"]),
+        ScanRequest(prefix="a"),
+        ScanRequest(distinct=True),
+        ScanRequest(spans=[SpanRequest(equals=["a", 1]), SpanRequest(low=["a"])]),
+        ScanRequest(reverse=True),
+        CountRequest(low=["a"]),
+        CountRequest(distinct=True),
+    ):
+        with pytest.raises(NotOrderedError) as refused:
+            asyncio.run(run(request))
+        assert "btree" in refused.value.next_step
+
+
+# --- queries ------------------------------------------------------------------------------------------------
+
+values = st.sampled_from(["", "a", "b", 0, 1, 1.0, True, None, "a\x00b"])
+held_documents = st.dictionaries(
+    st.sampled_from([f"k{number}" for number in range(9)]),
+    st.fixed_dictionaries(
+        {"a": values, "b": values, "tags": st.lists(values, max_size=4)}, optional={"c": values}
+    ),
+    min_size=4,
+)
+literals = st.sampled_from(["''", "'a'", "'b'", "0", "1", "1.0", "TRUE", "'nowhere'"])
+
+
+@st.composite
+def queries(draw: st.DrawFn) -> tuple[str, str]:
+    """CREATE INDEX, and a query that it serves."""
+    include = draw(st.sampled_from(["", " INCLUDE (b, c)"]))
+    with_tags = draw(st.booleans())
+    if with_tags:
+        statement = f"CREATE INDEX x ON users USING hash (UNNEST(tags)){include}"
+        part = "UNNEST(tags)"
+    else:
+        statement = f"CREATE INDEX x ON users USING hash (a){include}"
+        part = "a"
+    some = draw(st.lists(literals, min_size=1, max_size=4))
+    condition = f"{part} IN ({', '.join(some)})" if len(some) > 1 else f"{part} = {some[0]}"
+    if include and draw(st.booleans()):
+        condition += " AND b = 'a'"
+    kind = draw(st.sampled_from(["rows", "rows", "grouped", "counted", "whole"]))
+    if kind == "whole":
+        condition = f"{part} IS NOT MISSING"
+        return statement, f"SELECT {part}, COUNT(*) FROM users WHERE {condition} GROUP BY {part}"
+    if kind == "grouped":
+        return statement, f"SELECT {part}, COUNT(*) FROM users WHERE {condition} GROUP BY {part}"
+    if kind == "counted":
+        return statement, f"SELECT COUNT(*) FROM users WHERE {condition}"
+    ordered = f" ORDER BY {part}, id" if draw(st.booleans()) else ""
+    return statement, f"SELECT {part}, id FROM users WHERE {condition}{ordered}"
+
+
+@settings(max_examples=share.examples(200), deadline=None)
+@given(held_documents, queries(), st.sampled_from([1, 2, 100]))
+@digests_of(2)
+def test_queries_of_whole_keys(held: dict[str, Any], asked: tuple[str, str], page_size: int) -> None:
+    statement, text = asked
+    world = committed([statement + " WITH (slices=2)"], held, 2)
+    answer = asyncio.run(answered(world, text, page_size))
+    select = parse_query(text)
+    rows, found = expected_rows(select, held, statement)
+    if select.grouped and not select.group_by and not rows:
+        rows = [(0,)]  # a count without groups is always one row
+    event(f"grouped: {select.grouped}, rows: {min(len(rows), 3)}")
+    assert Counter(map(shown, answer["rows"])) == Counter(map(shown, rows))
+    if select.order_by:
+        assert [shown(row) for row in answer["rows"]] == [shown(one.row) for one in found]

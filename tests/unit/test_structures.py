@@ -1,0 +1,252 @@
+"""What every structure must do (`keytide.structure.Structure`), with whole digests and with ones that
+collide."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keytide.collation import encode_key, key_forms
+from keytide.definition.errors import InvalidStatementError
+from keytide.definition.index import IndexDefinition
+from keytide.definition.normal import normal_statement
+from keytide.definition.statement import CreateIndex, parse_statement
+from keytide.errors import CallerError, InvariantViolationError
+from keytide.model.entry import MAX_KEY_BYTES, check_value, unpack_value
+from keytide.query.plan.intervals import Interval
+from keytide.structure import STRUCTURES, NotOrderedError, Structure, Wanted, structure_of
+from projector.core.projection import KeyspacePlan, SourceBatch, project
+from tests.structure_kit import as_stored, digests_of
+
+NAMES = sorted(STRUCTURES)
+parts = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 3), st.sampled_from([0.5, 2.0, 2**60]), st.text(max_size=3)
+)
+keys_of_two = st.lists(st.tuples(parts, parts), min_size=1, max_size=8, unique_by=lambda one: encode_key(one))
+
+
+def definition_of(text: str) -> IndexDefinition:
+    parsed = parse_statement(text)
+    assert isinstance(parsed, CreateIndex)
+    return parsed.definition
+
+
+@pytest.fixture(
+    params=[8, 1, 0, None], ids=lambda bits: f"{bits or 'no' if bits is not None else 'all'}-bits"
+)
+def digests(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.param is None:
+        yield
+        return
+    with digests_of(request.param):
+        yield
+
+
+def index(name: str) -> IndexDefinition:
+    return definition_of(f"CREATE INDEX i ON users USING {name} (a, b) INCLUDE (c)")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("digests")
+def test_entries_of_a_document_are_apart_and_read_back(name: str) -> None:
+    definition = index(name)
+    structure = definition.structure
+
+    @given(keys_of_two, st.sampled_from(["d", "\x00", "é", "ÿÿ"]))
+    def run(keys: list[tuple[Any, Any]], id_: str) -> None:
+        made = [(encode_key(key), key_forms(key), json.dumps({"c": 1}).encode()) for key in keys]
+        entries = as_stored(definition, made)
+        assert len({stored for stored, _ in entries}) == len(keys)
+        for (canonical, forms, include), (stored, value) in zip(made, entries, strict=True):
+            entry_key = stored + id_.encode()
+            assert structure.id_start(entry_key) == len(stored)
+            assert structure.canonical(stored, value) == canonical
+            full, rest = structure.in_full(entry_key, value)
+            assert (full, unpack_value(rest)) == (canonical + id_.encode(), (forms, include))
+            check_value(value)
+            bare = structure.without_columns(value)
+            assert structure.in_full(entry_key, bare)[0] == full
+            assert unpack_value(structure.in_full(entry_key, bare)[1]) == (forms, None)
+
+    run()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("digests")
+def test_what_a_document_stores_does_not_depend_on_the_order_of_its_keys(name: str) -> None:
+    structure = structure_of(name, 2)  # type: ignore[arg-type]
+
+    @given(keys_of_two)
+    def run(keys: list[tuple[Any, Any]]) -> None:
+        encoded = [encode_key(key) for key in keys]
+        there = dict(zip(encoded, structure.stored(encoded), strict=True))
+        back = dict(zip(encoded[::-1], structure.stored(encoded[::-1]), strict=True))
+        assert there == back
+
+    run()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("digests")
+def test_whole_keys_select_their_entries_and_no_others(name: str) -> None:
+    definition = index(name)
+    structure = definition.structure
+
+    @given(keys_of_two, st.data())
+    def run(keys: list[tuple[Any, Any]], data: st.DataObject) -> None:
+        wanted = data.draw(st.sampled_from(keys))
+        selected = structure.selected(Wanted(equals=list(wanted)))
+        boxed = structure.boxed(
+            {at: (point(encode_key([part])),) for at, part in enumerate(wanted)}, most=100
+        )
+        assert boxed is not None
+        assert boxed.realised == {0, 1}
+        for each in ("one document", "each its own"):
+            for key, stored, value in entries_of(definition, keys, together=each == "one document"):
+                meant = encode_key(key) == encode_key(wanted)
+                canonical = structure.canonical(stored, value)
+                entry_key = stored + b"d1"
+                assert meant == (
+                    entry_key in selected.span and (not selected.keys or canonical in selected.keys)
+                )
+                assert meant == (
+                    any(entry_key in span for span in boxed.spans)
+                    and (not boxed.keys or canonical in boxed.keys)
+                )
+
+    run()
+
+
+def point(code: bytes) -> Interval:
+    return (
+        Interval(code, code[:-1] + bytes((code[-1] + 1,))) if code[-1] < 255 else Interval(code, code + b"\0")
+    )
+
+
+def entries_of(
+    definition: IndexDefinition, keys: list[tuple[Any, Any]], together: bool
+) -> Iterator[tuple[tuple[Any, Any], bytes, bytes]]:
+    made = [(encode_key(key), key_forms(key), None) for key in keys]
+    if together:
+        entries = as_stored(definition, made)
+    else:
+        entries = [entry for one in made for entry in as_stored(definition, [one])]
+    for key, (stored, value) in zip(keys, entries, strict=True):
+        yield key, stored, value
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_condition_is_the_whole_index(name: str) -> None:
+    structure = structure_of(name, 2)  # type: ignore[arg-type]
+    selected = structure.selected(Wanted())
+    assert (selected.span.low, selected.span.high, selected.keys) == (b"", None, ())
+    boxed = structure.boxed({}, most=100)
+    assert boxed is not None
+    assert [(one.low, one.high) for one in boxed.spans] == [(b"", None)]
+    assert not boxed.keys
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_too_many_parts_are_refused(name: str) -> None:
+    with pytest.raises(CallerError, match="3 key parts were given, the index has 2"):
+        structure_of(name, 2).selected(Wanted(equals=[1, 2, 3]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("broken", [b"", b"\x30Bos", b"\xff" * 16])
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_that_are_no_entry_key_are_an_error(name: str, broken: bytes) -> None:
+    with pytest.raises(InvariantViolationError):
+        structure_of(name, 2).id_start(broken)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_projector_makes_what_the_structure_says(name: str) -> None:
+    definition = definition_of(f"CREATE INDEX i ON users USING {name} (UNNEST(tags), n) INCLUDE (n)")
+    documents = [{"tags": ["a", "b", 1, 1.0], "n": 5.0}, {"tags": ["a"], "n": "x" * 100}]
+    with digests_of(0):
+        batch = SourceBatch(
+            0, -1, 0, 2, [0, 1], [b"d1", b"d2"], [json.dumps(one).encode() for one in documents], [0, 0]
+        )
+        found = project(batch, KeyspacePlan([("i", definition)])).indexes["i"]
+    values = found.values or [b""] * len(found.keys)
+    structure = definition.structure
+    canonical = list(map(structure.canonical, found.keys, values))
+    wanted = [["a", 5.0], ["b", 5.0], [1, 5.0], ["a", "x" * 100]]
+    assert canonical == [encode_key(key) for key in wanted]
+    assert found.ordinals.tolist() == [0, 0, 0, 1]
+    assert len(set(found.keys[:3])) == 3
+    assert found.partition_keys == [encode_key([key[0]]) for key in wanted]
+
+
+def test_a_key_of_any_size_has_its_place_in_a_hash_index_alone() -> None:
+    document = json.dumps({"a": "x" * 3 * MAX_KEY_BYTES}).encode()
+    skips = {}
+    for name in NAMES:
+        definition = definition_of(f"CREATE INDEX i ON users USING {name} (a)")
+        batch = SourceBatch(0, -1, 0, 1, [0], [b"d1"], [document], [0])
+        found = project(batch, KeyspacePlan([("i", definition)])).indexes["i"]
+        skips[name] = [skip.reason for skip in found.skips]
+        assert len(found.keys) == 1 - len(found.skips)
+    assert skips == {"btree": ["key-too-large"], "hash": []}
+
+
+# --- what has no order, says so ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "what"),
+    [
+        (Wanted(low=["a"]), "a range"),
+        (Wanted(high=["a"]), "a range"),
+        (Wanted(equals=["a"], prefix="b"), "a prefix"),
+        (Wanted(equals=["a"]), "1 of 2 key parts"),
+    ],
+)
+def test_a_hash_index_refuses_what_takes_an_order(wanted: Wanted, what: str) -> None:
+    structure: Structure = structure_of("hash", 2)
+    with pytest.raises(NotOrderedError, match=what) as refused:
+        structure.selected(wanted)
+    assert "USING btree" in refused.value.next_step
+
+
+def test_a_hash_index_answers_no_box_with_a_range() -> None:
+    structure = structure_of("hash", 2)
+    assert structure.boxed({0: (point(encode_key(["a"])),)}, 100) is None
+    assert structure.boxed({0: (Interval(b"\x30", b"\x31"),), 1: (point(encode_key([1])),)}, 100) is None
+
+
+def test_more_keys_than_spans_are_found_in_the_whole_index() -> None:
+    points = tuple(point(encode_key([number])) for number in range(20))
+    boxed = structure_of("hash", 1).boxed({0: points}, 10)
+    assert boxed is not None
+    assert [(one.low, one.high) for one in boxed.spans] == [(b"", None)]
+    assert len(boxed.keys) == 20
+    many = tuple(point(encode_key([number])) for number in range(101))
+    assert structure_of("hash", 2).boxed({0: many, 1: many}, 10) is None
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("CREATE INDEX i ON users USING hash (a DESC)", "no part of its key is DESC"),
+        ("CREATE UNIQUE INDEX i ON users USING hash (a)", "a hash index is not UNIQUE yet"),
+        ("CREATE INDEX i ON users USING hsh (a)", "there is no structure 'hsh'"),
+        ("CREATE INDEX i ON users USING (a)", "USING needs the name of a structure"),
+    ],
+)
+def test_statements_that_make_no_sense_are_refused(statement: str, reason: str) -> None:
+    with pytest.raises(InvalidStatementError, match=reason):
+        parse_statement(statement)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_normal_form_gives_the_structure_back(name: str) -> None:
+    definition = index(name)
+    again = definition_of(normal_statement(definition))
+    assert again.using == definition.using == name
+    assert ("USING" in normal_statement(definition)) == (name != "btree")
