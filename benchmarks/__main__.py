@@ -27,6 +27,7 @@ from benchmarks import (
     recovery,
     scale,
     stress,
+    structures,
     throughput,
 )
 from benchmarks.harness import Result, say
@@ -53,6 +54,7 @@ ALL: dict[str, Callable[..., Result]] = {
     "outage": outage.outage,
     "catch-up": catching_up.catch_up,
     "scale": scale.scale,
+    "structures": structures.structures,
 }
 
 

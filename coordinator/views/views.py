@@ -48,6 +48,7 @@ def index(leader: Leader, record: IndexRecord, now: int) -> Document:
         "slices": record.slices,
         "replicas": definition.replicas,
         "unique": definition.unique,
+        "structure": definition.using,
         "partition_by": f"{definition.partition_kind.upper()}({render_expression(definition.partition)})",
         "splits": readable_splits(record.splits or definition.encoded_splits) or None,
         "entries": sum(status.entries for status in known),

@@ -170,13 +170,13 @@ class _Forward:
     def __init__(self, snapshot: ReadableSnapshot, definition: IndexDefinition, ask: DigestAsk) -> None:
         self._snapshot = snapshot
         self._ask = ask
-        self._parts = len(definition.keys)
-        self._descending = definition.descending
+        self._structure = definition.structure
         self._id_start = definition.structure.id_start
         self._unique = definition.unique
         self._floors = {partition: floor for partition, floor in ask.floors.items() if floor > 0}
         self._sums = digests.no_sums(ask.bits)
         self._last: tuple[bytes, bytes] = (b"", b"")
+        self._of_stem: dict[bytes, bytes] = {}
         self._left_out = 0
         self._duplicates: list[DuplicateKey] = []
 
@@ -184,14 +184,23 @@ class _Forward:
         """Sum up block by block; (the last key, rows) of each."""
         after = self._ask.after or None
         if after and self._unique:
-            self._last = self._split(after)
+            self._go_on_behind(after)
         for block in self._snapshot.rows(b"", None, False, None, after):
             self._add([key for key, _ in block], [value for _, value in block])
             yield block[-1][0], len(block)
 
-    def _split(self, key: bytes) -> tuple[bytes, bytes]:
-        at = self._id_start(key)
-        return key[:at], key[at:]
+    def _go_on_behind(self, after: bytes) -> None:
+        """Have what comes behind an entry compared with what came up to it."""
+        if not self._structure.key_in_value:
+            at = self._id_start(after)
+            self._last = after[:at], after[at:]
+            return
+        behind = after + b"\x00"
+        for ((_, value),) in self._snapshot.rows(after, behind):
+            stem = self._structure.stem(self._structure.canonical(b"", value))
+            for block in self._snapshot.rows(stem, behind):
+                self._count_by_stem([key for key, _ in block], [value for _, value in block])
+        self._duplicates = []  # (they were told)
 
     def _add(self, keys: list[bytes], values: list[bytes]) -> None:
         sums = self._sums
@@ -201,7 +210,10 @@ class _Forward:
         plain, full = digests.entry_hashes(keys, values)
         digests.add(sums, digests.FORWARD, buckets, plain)
         if self._unique:
-            self._find_duplicates([key[:start] for key, start in zip(keys, starts, strict=True)], ids)
+            if self._structure.key_in_value:
+                self._count_by_stem(keys, values)
+            else:
+                self._find_duplicates([key[:start] for key, start in zip(keys, starts, strict=True)], ids)
         if self._floors:
             kept = self._provable(ids)
             self._left_out += len(ids) - int(kept.sum())
@@ -226,9 +238,22 @@ class _Forward:
                 self._duplicates.append(DuplicateKey(one[0], (one[1], other[1])))
         self._last = keys[-1], ids[-1]
 
+    def _count_by_stem(self, keys: list[bytes], values: list[bytes]) -> None:
+        """The same where entries of one key lie among those of others of its stem. `_last` begins with it."""
+        for entry_key, value in zip(keys, values, strict=True):
+            at = self._id_start(entry_key)
+            key = self._structure.canonical(entry_key[:at], value)
+            stem, id_ = self._structure.stem(key), entry_key[at:]
+            if stem != self._last[0]:
+                self._of_stem.clear()
+            if key in self._of_stem and self._is_value(key):
+                self._duplicates.append(DuplicateKey(key, (self._of_stem[key], id_)))
+            self._of_stem[key] = id_
+            self._last = stem, id_
+
     def _is_value(self, key: bytes) -> bool:
         """Whether a key can be held twice wrongly: NULL and MISSING equal nothing, as in SQL."""
-        values, _ = decode_key(key, self._parts, self._descending)
+        values, _ = decode_key(key, self._structure.parts, self._structure.descending)
         return not any(value is None or value is MISSING for value in values)
 
     def result(self, more: bool, reached: bytes, seen: int) -> DigestAnswer:

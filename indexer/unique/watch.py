@@ -17,7 +17,9 @@ Used by the ingest thread; `shown` may be read by any.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -26,10 +28,11 @@ import xxhash
 
 from indexer.store.interface import UNNUMBERED, Applied, Row, StoreSnapshot
 from indexer.unique.suspects import SettledNumbers, Suspects, UniqueLimits
-from keytide.collation import decode_key, skip_key, successor
+from keytide.collation import decode_key, successor
 from keytide.collation.layout import Missing
 from keytide.definition.index import IndexDefinition
-from keytide.wire.columns import heard_hashes, heard_ids, heard_offsets, puts_columns
+from keytide.structure import Structure
+from keytide.wire.columns import PutsView, heard_hashes, heard_ids, heard_offsets, puts_columns
 from keytide.wire.messages import DuplicateDocument, Segment, StabilityTimestamp, UniqueViolation
 
 SWEEP_ROWS: Final = 8_192
@@ -48,23 +51,38 @@ class KeyShape:
     """How the keys of an index are read.
 
     Args:
-        parts: how many parts they have.
-        descending: as in `keytide.collation`.
+        structure: of the index.
+
+    Attributes:
+        stored: canonical keys are in values (`Structure.key_in_value`): entries of one key need not be side
+            by side, only those of one stem.
     """
 
-    __slots__ = ("_descending", "_parts")
+    __slots__ = ("_structure", "stem", "stored")
 
-    def __init__(self, parts: int, descending: Sequence[bool] = ()) -> None:
-        self._parts = parts
-        self._descending = tuple(descending)
+    def __init__(self, structure: Structure) -> None:
+        self._structure = structure
+        self.stem = structure.stem
+        self.stored = structure.key_in_value
 
-    def key_of(self, entry_key: bytes) -> bytes:
-        """The canonical key that an entry key begins with."""
-        return entry_key[: skip_key(entry_key, self._parts, self._descending)]
+    def split(self, entry_key: bytes, value: bytes) -> tuple[bytes, bytes]:
+        """The canonical key of an entry, and its document's id."""
+        at = self._structure.id_start(entry_key)
+        return self._structure.canonical(entry_key[:at], value), entry_key[at:]
+
+    def key_of(self, entry_key: bytes, value: bytes) -> bytes:
+        """The canonical key of an entry."""
+        return self.split(entry_key, value)[0]
+
+    def brought(self, columns: PutsView) -> list[bytes]:
+        """The canonical keys that a segment brings."""
+        if not self.stored:
+            return columns.keys
+        return list(map(self._structure.canonical, columns.keys, columns.values or ()))
 
     def comparable(self, key: bytes) -> bool:
         """Whether a key can be equal to another at all: no part is NULL or MISSING."""
-        values, _ = decode_key(key, self._parts, self._descending)
+        values, _ = decode_key(key, self._structure.parts, self._structure.descending)
         return not any(value is None or isinstance(value, Missing) for value in values)
 
 
@@ -82,6 +100,7 @@ class Sweep:
         self._blocks: Iterator[list[Row]] = iter(snapshot.rows())
         self._key = b""
         self._repeated = False
+        self._of_stem: Counter[bytes] = Counter()
 
     def step(self, rows: int) -> list[bytes]:
         """Look at about so many more keys; those that several documents have.
@@ -96,7 +115,10 @@ class Sweep:
                 self.close()
                 break
             rows -= len(block)
-            self._look(block, found)
+            if self._shape.stored:
+                self._look_by_stem(block, found)
+            else:
+                self._look(block, found)
         return found
 
     def close(self) -> None:
@@ -107,15 +129,26 @@ class Sweep:
 
     def _look(self, block: list[Row], found: list[bytes]) -> None:
         key, key_of, repeated = self._key, self._shape.key_of, self._repeated
-        for entry_key, _ in block:
+        for entry_key, value in block:
             if key and entry_key.startswith(key):
                 if not repeated:
                     repeated = True
                     if self._shape.comparable(key):
                         found.append(key)
             else:
-                key, repeated = key_of(entry_key), False
+                key, repeated = key_of(entry_key, value), False
         self._key, self._repeated = key, repeated
+
+    def _look_by_stem(self, block: list[Row], found: list[bytes]) -> None:
+        """The same where several keys may share a stem, which `_key` is: how often each came is counted."""
+        for entry_key, value in block:
+            if not self._key or not entry_key.startswith(self._key):
+                self._of_stem.clear()
+            key = self._shape.key_of(entry_key, value)
+            self._key = self._shape.stem(key)
+            self._of_stem[key] += 1
+            if self._of_stem[key] == 2 and self._shape.comparable(key):
+                found.append(key)
 
 
 class UniqueWatch:
@@ -179,12 +212,12 @@ class UniqueWatch:
         for segment in segments:
             if (gap := _gap(segment)) is not None:
                 self._gaps[segment.partition] = gap
-        brought = _brought(segments)
+        brought = self._brought(segments)
         touched, kept = self._heard_again(segments) if len(self._suspects) else (set(), {})
         found, self._found = self._found, []
         again = touched.union(key for key in brought if key in self._suspects)
         others = [key for key in sorted(brought) if key not in again]
-        new = [key for key in snapshot.shared(others) if self._shape.comparable(key)]
+        new = [key for key in self._shared(snapshot, others) if self._shape.comparable(key)]
         looked = again.union(new, found)
         for key in looked:
             self._look_at(key, snapshot, kept)
@@ -267,17 +300,40 @@ class UniqueWatch:
     def _look_at(self, key: bytes, snapshot: StoreSnapshot, kept: dict[bytes, frozenset[bytes]]) -> None:
         """Who has a key now."""
         limit = self._limits.documents
-        ids = [
-            entry_key[len(key) :]
-            for block in snapshot.rows(key, successor(key), limit=limit + 1)
-            for entry_key, _ in block
-        ]
+        ids = list(islice(self._having(key, snapshot), limit + 1))
         documents: list[DuplicateDocument] = []
         for docid in ids[:limit]:
             held = snapshot.backs((docid,)).get(docid)
             if held is not None:
                 documents.append(DuplicateDocument(docid, held.partition, held.offset, held.time))
         self._suspects.put(key, documents, kept, self._gaps, more=len(ids) > limit)
+
+    def _having(self, key: bytes, snapshot: StoreSnapshot) -> Iterator[bytes]:
+        """The ids of the documents that have a key."""
+        stem, split = self._shape.stem(key), self._shape.split
+        most = None if self._shape.stored else self._limits.documents + 1
+        for block in snapshot.rows(stem, successor(stem), limit=most):
+            for entry_key, value in block:
+                one, docid = split(entry_key, value)
+                if one == key:
+                    yield docid
+
+    def _shared(self, snapshot: StoreSnapshot, keys: Sequence[bytes]) -> list[bytes]:
+        """Those of some keys that several documents may have; all that several have."""
+        if not self._shape.stored:
+            return snapshot.shared(keys)
+        by_stem: dict[bytes, list[bytes]] = {}
+        for key in keys:
+            by_stem.setdefault(self._shape.stem(key), []).append(key)
+        return [key for stem in snapshot.shared(sorted(by_stem)) for key in by_stem[stem]]
+
+    def _brought(self, segments: Iterable[Segment]) -> set[bytes]:
+        """Canonical keys that segments bring."""
+        keys: set[bytes] = set()
+        for segment in segments:
+            if segment.puts is not None:
+                keys.update(self._shape.brought(puts_columns(segment.puts)))
+        return keys
 
     def _heard_again(self, segments: Sequence[Segment]) -> tuple[set[bytes], dict[bytes, frozenset[bytes]]]:
         """Keys whose listed documents were heard of, and id -> keys that all their versions bring."""
@@ -289,27 +345,29 @@ class UniqueWatch:
             ordinals = np.flatnonzero(np.isin(heard_hashes(segment.heard), self._hashes))
             if not len(ordinals):
                 continue
-            keys = _keys_at(segment, ordinals)
+            keys = self._keys_at(segment, ordinals)
             for ordinal, docid in zip(ordinals.tolist(), heard_ids(segment.heard, ordinals), strict=True):
                 touched.update(self._suspects.keys_of(docid))
                 brings = frozenset(keys.get(ordinal, ()))
                 kept[docid] = kept[docid] & brings if docid in kept else brings
         return touched, kept
 
+    def _keys_at(self, segment: Segment, ordinals: npt.NDArray[np.int64]) -> dict[int, list[bytes]]:
+        """The keys that some versions of a segment bring, by ordinal."""
+        if segment.puts is None:
+            return {}
+        found: dict[int, list[bytes]] = {}
+        columns = puts_columns(segment.puts)
+        keys = self._shape.brought(columns)
+        for row in np.flatnonzero(np.isin(columns.ordinals, ordinals)).tolist():
+            found.setdefault(int(columns.ordinals[row]), []).append(keys[row])
+        return found
+
     def _note_documents(self) -> None:
         if self._suspects.moved:
             self._suspects.moved = False
             ids = self._suspects.documents
             self._hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, ids), np.uint64)
-
-
-def _brought(segments: Iterable[Segment]) -> set[bytes]:
-    """Canonical keys that segments bring."""
-    keys: set[bytes] = set()
-    for segment in segments:
-        if segment.puts is not None:
-            keys.update(puts_columns(segment.puts).keys)
-    return keys
 
 
 def _gap(segment: Segment) -> int | None:
@@ -325,17 +383,6 @@ def _gap(segment: Segment) -> int | None:
     return int(offsets[at]) if at < heard.count else segment.end
 
 
-def _keys_at(segment: Segment, ordinals: npt.NDArray[np.int64]) -> dict[int, list[bytes]]:
-    """The keys that some versions of a segment bring, by ordinal."""
-    if segment.puts is None:
-        return {}
-    found: dict[int, list[bytes]] = {}
-    columns = puts_columns(segment.puts)
-    for row in np.flatnonzero(np.isin(columns.ordinals, ordinals)).tolist():
-        found.setdefault(int(columns.ordinals[row]), []).append(columns.keys[row])
-    return found
-
-
 def watch_of(definition: IndexDefinition, limits: UniqueLimits, term: int) -> UniqueWatch | None:
     """What looks for keys that several documents have in a slice; None where they may have them.
 
@@ -344,4 +391,4 @@ def watch_of(definition: IndexDefinition, limits: UniqueLimits, term: int) -> Un
     """
     if not definition.unique:
         return None
-    return UniqueWatch(KeyShape(len(definition.keys), definition.descending), limits, term)
+    return UniqueWatch(KeyShape(definition.structure), limits, term)

@@ -112,7 +112,7 @@ class CreateReader:
             structure_name=msgspec.UNSET if using == "btree" else using,
         )
         self._validate(definition, columns)
-        if wrong := definition.structure.fault(unique=unique):
+        if wrong := definition.structure.fault():
             raise at.error(wrong[0], columns, next_step=wrong[1])
         if fault := definition.partition_fault:
             said = clauses.partition_said if definition.unique else columns

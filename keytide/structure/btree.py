@@ -32,12 +32,14 @@ class BTree:
     parts: int
     descending: tuple[bool, ...] = ()
 
-    def fault(self, *, unique: bool) -> tuple[str, str] | None:
-        del unique
+    def fault(self) -> tuple[str, str] | None:
         return None
 
     def stored(self, keys: Sequence[bytes]) -> list[bytes]:
         return list(keys)
+
+    def stem(self, key: bytes) -> bytes:
+        return key
 
     def id_start(self, entry_key: bytes) -> int:
         return skip_key(entry_key, self.parts, self.descending)

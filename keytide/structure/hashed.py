@@ -33,6 +33,8 @@ from keytide.structure.interface import Box, Boxed, NotOrderedError, Selected, V
 
 DIGEST_BYTES: Final = 16
 NO_TIE: Final = b"\x00"
+_LAST: Final = b"\xff" * DIGEST_BYTES
+_BEFORE_LAST: Final = b"\xff" * (DIGEST_BYTES - 1) + b"\xfe"
 _KNOWN: Final = bytes((TAG_NULL + 1,))
 _GREATEST: Final = bytes((TAG_OBJECT,))
 MOST_KEYS: Final = 10_000
@@ -40,8 +42,9 @@ MOST_KEYS: Final = 10_000
 
 
 def digest_of(key: bytes) -> bytes:
-    """The digest of a canonical key."""
-    return xxhash.xxh3_128_digest(key)
+    """The digest of a canonical key; there are always bytes above all that start with it."""
+    digest = xxhash.xxh3_128_digest(key)
+    return digest if digest != _LAST else _BEFORE_LAST
 
 
 @final
@@ -62,14 +65,9 @@ class Hash:
     parts: int
     descending: tuple[bool, ...] = ()
 
-    def fault(self, *, unique: bool) -> tuple[str, str] | None:
+    def fault(self) -> tuple[str, str] | None:
         if any(self.descending):
             return "a hash index has no order, so no part of its key is DESC", "Leave DESC out."
-        if unique:
-            return (
-                "a hash index is not UNIQUE yet",
-                "Leave USING hash out: a btree finds keys that several documents have.",
-            )
         return None
 
     def stored(self, keys: Sequence[bytes]) -> list[bytes]:
@@ -83,6 +81,9 @@ class Hash:
             tied.setdefault(digest, []).append(key)
         ties = {key: tie for some in tied.values() for tie, key in enumerate(sorted(some))}
         return [digest + encode_length(ties[key]) for digest, key in zip(digests, keys, strict=True)]
+
+    def stem(self, key: bytes) -> bytes:
+        return digest_of(key)
 
     def id_start(self, entry_key: bytes) -> int:
         invariant(
@@ -147,12 +148,7 @@ def _is_there(values: Sequence[Values]) -> bool:
 def _span_of(key: bytes) -> Span:
     """The entries with the digest of a key."""
     digest = digest_of(key)
-    return Span(digest, _behind(digest))
-
-
-def _behind(digest: bytes) -> bytes | None:
-    """The least bytes above all that start with a digest; None when there are none."""
-    return successor(digest) if digest.rstrip(b"\xff") else None
+    return Span(digest, successor(digest))
 
 
 def _no_order(what: str) -> NotOrderedError:

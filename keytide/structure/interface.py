@@ -100,7 +100,17 @@ class Structure(Protocol):
     key_in_value: ClassVar[bool]
     key_limit: ClassVar[int | None]
 
-    def fault(self, *, unique: bool) -> tuple[str, str] | None:
+    @property
+    def parts(self) -> int:
+        """How many parts the index's key has."""
+        ...
+
+    @property
+    def descending(self) -> tuple[bool, ...]:
+        """Their directions; empty when every part ascends."""
+        ...
+
+    def fault(self) -> tuple[str, str] | None:
         """What a definition may not say with this structure: (reason, next step); None when nothing is
         wrong."""
         ...
@@ -109,6 +119,11 @@ class Structure(Protocol):
 
     def stored(self, keys: Sequence[bytes]) -> list[bytes]:
         """The stored keys of a document's canonical keys, which are different ones: different again."""
+        ...
+
+    def stem(self, key: bytes) -> bytes:
+        """What every entry key of a canonical key begins with. Those of other keys may, too, unless the
+        structure is ordered."""
         ...
 
     def id_start(self, entry_key: bytes) -> int:

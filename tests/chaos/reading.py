@@ -13,6 +13,7 @@ from keytide.client import Client
 from keytide.client import Row as Answered
 from keytide.errors import KeytideError
 from tests.chaos.run import ANSWER_MS, Run, Target
+from tests.chaos.shapes import Shape
 from tests.chaos.truth import Places, Row, Selection, TooOldError, difference, row_text, story
 from tests.chaos.writing import GIVES_UP
 from tests.oracle import MISSING, compare
@@ -80,7 +81,7 @@ class Reader:
         demands: dict[str, Any] | None = None,
     ) -> None:
         chance = self._chance
-        chosen = selection or self._selection(sort)
+        chosen = selection or self._selection(sort, target.shape)
         request = {**chosen.request, "timeout_ms": ANSWER_MS, **(demands or {})}
         seen: Offsets = {}
         if sort == "scan" and demands is None and chance.random() < 0.4:
@@ -111,7 +112,7 @@ class Reader:
         self._compare(target, chosen, rows, places, snapshot)
 
     def _count(self, client: Client, target: Target) -> None:
-        selection = self._selection("count")
+        selection = self._selection("count", target.shape)
         request = {name: value for name, value in selection.request.items() if name != "reverse"}
         answer = client.count(target.name, timeout_ms=ANSWER_MS, **request)
         places = _places(answer.timestamp)
@@ -157,10 +158,10 @@ class Reader:
         written = future.get(12)
         return written.partition, written.offset
 
-    def _selection(self, sort: str) -> Selection:
+    def _selection(self, sort: str, shape: Shape) -> Selection:
         """Some way to select entries; often all of them."""
         chance = self._chance
-        reverse = chance.random() < 0.3
+        reverse = chance.random() < 0.3 and shape.ordered
         request: dict[str, Any] = {"reverse": True} if reverse else {}
         limit = chance.choice((None, None, None, 1, 20)) if sort == "scan" else None
         x = chance.random()
@@ -169,7 +170,7 @@ class Reader:
         value: Any = chance.choice(
             (f"city{chance.randrange(40)}", "good", None, 7, chance.randrange(500), "t3", True)
         )
-        if x < 0.75:
+        if x < 0.75 or not shape.ordered:
             return Selection(
                 {**request, "equals": [value]}, lambda part: compare(part, value) == 0, reverse, limit
             )

@@ -27,6 +27,7 @@ class Shape:
         entries: (document, id) -> its entries.
         descending: of each key part.
         slices: how many it has; 0 for any number.
+        ordered: its entries come in the order of keys.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Shape:
     entries: Callable[[Document, str], list[Entry]]
     descending: tuple[bool, ...] = ()
     slices: int = 0
+    ordered: bool = True
 
 
 def _part(document: Document, name: str) -> Any:
@@ -53,6 +55,11 @@ def _city_n(document: Document, _: str) -> list[Entry]:
     city = _part(document, "city")
     included: dict[str, Any] = {name: document[name] for name in ("note", "mood") if name in document}
     return [] if city is MISSING or not _fits(city) else [([city, _part(document, "n")], included)]
+
+
+def _city_of_any_size(document: Document, _: str) -> list[Entry]:
+    city = _part(document, "city")
+    return [] if city is MISSING else [([city], {"n": document["n"]} if "n" in document else {})]
 
 
 def _small(document: Document, _: str) -> list[Entry]:
@@ -81,6 +88,12 @@ SHAPES = {
         Shape("city_n", "(city, n DESC) INCLUDE (note, mood) WITH ({options})", _city_n, (False, True)),
         Shape("small", "(n) PARTITION BY HASH(id) WITH ({options}) WHERE n < 500", _small),
         Shape("tag", "(UNNEST(tags)) WITH ({options})", _tag),
+        Shape(
+            "hashed",
+            "USING hash (city) INCLUDE (n) WITH ({options})",
+            _city_of_any_size,
+            ordered=False,
+        ),
         Shape("mood", "(mood DESC, n) WITH ({options}, include_missing=true)", _mood, (True, False)),
         Shape("by_id", "(mood, id DESC) INCLUDE (n) WITH ({options})", _by_id, (False, True)),
         Shape(

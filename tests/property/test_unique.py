@@ -4,7 +4,10 @@ folds, restarts and steps back, against a naive look at all entries."""
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,25 +16,27 @@ from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import UNNUMBERED, Applied, SliceStore
 from indexer.unique.suspects import UniqueLimits
 from indexer.unique.watch import KeyShape, UniqueWatch
-from keytide.collation import MISSING, decode_key, encode_key
+from keytide.collation import MISSING, Value, decode_key, encode_key
+from keytide.model.entry import pack_keyed_value
 from keytide.model.timestamp import Timestamp
+from keytide.structure import Structure, structure_of
 from keytide.wire.messages import StabilityTimestamp
 from tests import share
 from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import Version, all_rows, lmdb_store, segments
+from tests.structure_kit import digests_of
 
 IDS = [b"d1", b"d2", b"d3", b"d10", b"e" * 250]
 LONG = "q" * 398
 VALUES = ["a", "ab", None, 7, 7.5, LONG + "a", LONG + "ab", LONG + "b" * 500, MISSING]
-DIRECTIONS = (False, True)
-KEYS = [encode_key((one, other), DIRECTIONS) for one in VALUES for other in ("x", 3, None)]
-SHAPE = KeyShape(2, DIRECTIONS)
+PARTS = [(one, other) for one in VALUES for other in ("x", 3, None)]
+STRUCTURES = {"btree": structure_of("btree", 2, (False, True)), "hash": structure_of("hash", 2)}
 
-Step = tuple[str, list[tuple[bytes, int, tuple[bytes, ...]]]]
+Step = tuple[str, list[tuple[bytes, int, tuple[tuple[Value, Value], ...]]]]
 documents = st.tuples(
     st.sampled_from(IDS),
     st.integers(0, 1),
-    st.lists(st.sampled_from(KEYS), max_size=3, unique=True).map(tuple),
+    st.lists(st.sampled_from(PARTS), max_size=3, unique=True).map(tuple),
 )
 steps = st.lists(
     st.tuples(
@@ -45,21 +50,27 @@ steps = st.lists(
 class Slice:
     """A store, its watch, and what there is to know."""
 
-    def __init__(self, store: SliceStore) -> None:
+    def __init__(self, store: SliceStore, structure: Structure) -> None:
         self.store = store
-        self.watch = UniqueWatch(SHAPE, UniqueLimits())
+        self.structure = structure
+        self.watch = UniqueWatch(KeyShape(structure), UniqueLimits())
         self.number = 0
         self.ends = [0, 0]
         self.homes: dict[bytes, int] = {}
         self.watch.begin(store.snapshot())
 
-    def commit(self, changes: list[tuple[bytes, int, tuple[bytes, ...]]], numbered: bool = True) -> None:
+    def rows(self, keys: Sequence[Sequence[Value]]) -> tuple[tuple[bytes, bytes], ...]:
+        """(stored key, value) of a document's entries."""
+        encoded = [encode_key(key, self.structure.descending) for key in keys]
+        values = [pack_keyed_value(b"", None, key) if self.structure.key_in_value else b"" for key in encoded]
+        return tuple(zip(self.structure.stored(encoded), values, strict=True))
+
+    def commit(self, changes: list[tuple[bytes, int, Any]], numbered: bool = True) -> None:
         versions = []
         for docid, partition, keys in changes:
             home = self.homes.setdefault(docid, partition)
             self.ends[home] += 1
-            rows = tuple((key, b"") for key in keys)
-            versions.append(Version(docid, home, self.ends[home], 1_000, rows))
+            versions.append(Version(docid, home, self.ends[home], 1_000, self.rows(keys)))
         self.number += 1
         at = Timestamp.of(dict(enumerate(self.ends)))
         applied = Applied(at, self.number if numbered else UNNUMBERED)
@@ -78,15 +89,16 @@ class Slice:
     def shared(self) -> dict[bytes, set[bytes]]:
         """Key -> documents, of keys that several have."""
         found: dict[bytes, set[bytes]] = {}
-        for entry_key, _ in all_rows(self.store):
-            values, at = decode_key(entry_key, 2, DIRECTIONS)
+        for entry_key, value in all_rows(self.store):
+            full, _ = self.structure.in_full(entry_key, value)
+            values, at = decode_key(full, 2, self.structure.descending)
             if None not in values and MISSING not in values:
-                found.setdefault(entry_key[:at], set()).add(entry_key[at:])
+                found.setdefault(full[:at], set()).add(full[at:])
         return {key: ids for key, ids in found.items() if len(ids) > 1}
 
 
-def run(store: SliceStore, history: list[Step]) -> None:
-    one = Slice(store)
+def run(store: SliceStore, history: list[Step], name: str) -> None:
+    one = Slice(store, STRUCTURES[name])
     for what, changes in history:
         match what:
             case "commit" | "unnumbered":
@@ -107,11 +119,10 @@ def run(store: SliceStore, history: list[Step]) -> None:
         if what == "commit":
             assert told.items() <= one.shared().items(), "what is told is true"
     snapshot = store.snapshot()
-    every = sorted({*KEYS})
-    naive: dict[bytes, int] = {}
-    for entry_key, _ in all_rows(store):
-        key = SHAPE.key_of(entry_key)
-        naive[key] = naive.get(key, 0) + 1
+    every = sorted({one.structure.stem(encode_key(key, one.structure.descending)) for key in PARTS})
+    naive: Counter[bytes] = Counter()
+    for entry_key, value in all_rows(store):
+        naive[one.structure.stem(KeyShape(one.structure).key_of(entry_key, value))] += 1
     assert snapshot.shared(every) == [key for key in every if naive.get(key, 0) > 1]
     snapshot.close()
     one.sweep()
@@ -135,9 +146,10 @@ def _back(store: SliceStore) -> dict[bytes, tuple[int, int, int]]:
 
 
 @settings(max_examples=share.examples(150), deadline=None)
-@given(steps)
-def test_in_memory(history: list[Step]) -> None:
-    run(MemorySliceStore(Applied(), check=True), history)
+@given(steps, st.sampled_from(sorted(STRUCTURES)))
+@digests_of(2)
+def test_in_memory(history: list[Step], name: str) -> None:
+    run(MemorySliceStore(Applied(), check=True), history, name)
 
 
 @settings(
@@ -145,11 +157,12 @@ def test_in_memory(history: list[Step]) -> None:
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(steps)
-def test_on_lmdb(folds: FoldWorker, history: list[Step]) -> None:
+@given(steps, st.sampled_from(sorted(STRUCTURES)))
+@digests_of(2)
+def test_on_lmdb(folds: FoldWorker, history: list[Step], name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = lmdb_store(Path(folder) / "slice", folds)
         try:
-            run(store, history)
+            run(store, history, name)
         finally:
             store.destroy()

@@ -9,7 +9,8 @@ from tests.reference.writing import document, table
 INTRODUCTION = """Statements are PostgreSQL's, as far as they go. What is behind each word: [define an
 index](../define-an-index.md), [query](../query.md), [unique](../unique.md)."""
 GRAMMAR = """```
-CREATE [OR REPLACE] [UNIQUE] INDEX [IF NOT EXISTS] name ON keyspace (expression [ASC | DESC], ...)
+CREATE [OR REPLACE] [UNIQUE] INDEX [IF NOT EXISTS] name ON keyspace
+    [USING btree | hash] (expression [ASC | DESC], ...)
     [INCLUDE (path, ...)]
     [PARTITION BY HASH(expression) | RANGE(expression) [SPLIT AT (constant, ...)]]
     [WITH (option = value, ...)]

@@ -6,6 +6,8 @@ knows the entries that it stands for, made by the real projection once per disti
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import NamedTuple
@@ -18,6 +20,7 @@ from keytide.definition.index import IndexDefinition
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.model.log_history import LogHistory, PartitionHistory
 from keytide.model.timestamp import Place
+from keytide.structure import StructureName
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router.core import slices_of
 from tests.simulation.chance import Chance
@@ -38,6 +41,22 @@ HASHES = {docid: xxhash.xxh3_64_intdigest(docid) for docid in IDS}
 RETENTION_MS = 1 << 40
 
 Row = tuple[bytes, bytes]
+_structure: StructureName = "btree"
+
+
+@contextmanager
+def structured(name: StructureName) -> Iterator[None]:
+    """All indexes have this structure."""
+    global _structure
+    before, _structure = _structure, name
+    for made in (creation, projection, projection_plan):
+        made.cache_clear()
+    try:
+        yield
+    finally:
+        _structure = before
+        for made in (creation, projection, projection_plan):
+            made.cache_clear()
 
 
 def statement_of(name: str, ranged: bool = False) -> str:
@@ -48,7 +67,8 @@ def statement_of(name: str, ranged: bool = False) -> str:
     """
     given = "" if name == SAMPLED else f" SPLIT AT ('{SPLIT}')"
     partition = f"PARTITION BY RANGE(UNNEST(k)){given} " if ranged else ""
-    return f"CREATE INDEX {name} ON {KEYSPACE} (UNNEST(k)) INCLUDE (v) {partition}WITH (slices={SLICES})"
+    using = f"USING {_structure} (UNNEST(k))"
+    return f"CREATE INDEX {name} ON {KEYSPACE} {using} INCLUDE (v) {partition}WITH (slices={SLICES})"
 
 
 @cache
@@ -64,6 +84,11 @@ def definition(name: str, replicas: int = 0, ranged: bool = False) -> IndexDefin
     """The definition that all indexes of a history share."""
     statement = creation(name, ranged)
     return replace(statement.definition, replicas=replicas)
+
+
+def canonical(stored: bytes, value: bytes) -> bytes:
+    """The canonical key of an entry of any index."""
+    return definition("x").structure.canonical(stored, value)
 
 
 class Projection(NamedTuple):

@@ -19,6 +19,7 @@ from tests import share
 from tests.simulation.chance import EVERY, FAULTS, Plan, plan
 from tests.simulation.regressions import REGRESSIONS
 from tests.simulation.running import histories, quietly, run_or_tell
+from tests.simulation.source import structured
 from tests.simulation.world import run
 
 SEEDS = range(int(given)) if (given := os.environ.get("KEYTIDE_SEEDS")) else share.seeds(2000)
@@ -30,6 +31,14 @@ _FIRST_COUNTED = 1_000_000
 def test_every_history_keeps_the_invariants_and_drains(group: int) -> None:
     seeds = SEEDS[group::GROUPS]
     assert histories(seeds).histories == len(seeds)
+
+
+@pytest.mark.parametrize("group", range(2))
+def test_every_history_of_hash_indexes_does(group: int) -> None:
+    """Nothing but what structures say is another: the same histories, with entries by digests."""
+    seeds = SEEDS[group : len(SEEDS) // 10 : 2]
+    with structured("hash"):
+        assert histories(seeds).histories == len(seeds)
 
 
 def test_what_failed_once_fails_no_more() -> None:

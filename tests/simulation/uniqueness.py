@@ -14,7 +14,7 @@ from indexer.hosting.slice_runner import SliceRunner
 from keytide.collation import decode_key
 from keytide.wire.messages import UniqueViolation
 from tests.simulation.checkers import BrokenError
-from tests.simulation.source import Source, Version
+from tests.simulation.source import Source, Version, canonical
 
 
 class Stay(NamedTuple):
@@ -65,8 +65,8 @@ class Uniqueness:
         want: dict[bytes, set[bytes]] = {}
         for log in self._source.logs:
             for docid, version in log.folds[log.end].items():
-                for entry_key, _ in version.rows[runner.key[1]]:
-                    key = entry_key.removesuffix(docid)
+                for entry_key, value in version.rows[runner.key[1]]:
+                    key = canonical(entry_key.removesuffix(docid), value)
                     if decode_key(key, 1)[0] != [None]:
                         want.setdefault(key, set()).add(docid)
         want = {key: ids for key, ids in want.items() if len(ids) > 1}
@@ -89,7 +89,10 @@ class Uniqueness:
             raise BrokenError("Unique", story, [document.id for document in one.documents])
 
     def _keys(self, runner: SliceRunner, version: Version) -> set[bytes]:
-        return {entry_key.removesuffix(version.id) for entry_key, _ in version.rows[runner.key[1]]}
+        return {
+            canonical(entry_key.removesuffix(version.id), value)
+            for entry_key, value in version.rows[runner.key[1]]
+        }
 
     def _stay(self, runner: SliceRunner, version: Version, key: bytes) -> Stay:
         """Around a version of a document, back and forth, as long as it had the key."""

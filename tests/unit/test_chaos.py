@@ -71,6 +71,13 @@ def test_every_kind_of_difference_is_seen(found: list[Row], selection: Selection
     assert word in "\n".join(difference(ROWS, found, SHAPE, selection))
 
 
+def test_of_what_has_no_order_none_is_asked() -> None:
+    hashed, rows = SHAPES["hashed"], [row(["Bonn"], "a"), row(["Bonn"], "b"), row(["Ulm"], "c")]
+    assert difference(rows, rows[::-1], hashed, ALL) == []
+    assert difference(rows, rows[1:], hashed, Selection(limit=2)) == []
+    assert "missing: ('a'" in "\n".join(difference(rows, rows[1:], hashed, ALL))
+
+
 def test_documents_are_of_all_sorts_and_the_same_for_the_same_seed() -> None:
     first, second = (Changes(random.Random(3), 200) for _ in range(2))
     made = [first.next() for _ in range(5_000)]

@@ -49,6 +49,7 @@ from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.errors import ConfigurationError, RetryableError
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import load_settings
+from keytide.structure import structure_of
 from keytide.wire.messages import (
     BatchEnd,
     BuildEnd,
@@ -945,8 +946,8 @@ def test_sweeps_that_are_due_again_let_the_others_end(
     """Two slices whose sweeps are due again as soon as they are over, and one that waits for its first."""
     monkeypatch.setattr(unique_watch, "SWEEP_ROWS", 1)
     monkeypatch.setattr(unique_watch, "SWEEP_AGAIN_MS", 0)
-    monkeypatch.setattr(KeyShape, "key_of", lambda self, entry_key: entry_key)
-    watches = [UniqueWatch(KeyShape(1), UniqueLimits()) for _ in range(3)]
+    monkeypatch.setattr(KeyShape, "key_of", lambda self, entry_key, value: entry_key)
+    watches = [UniqueWatch(KeyShape(structure_of("btree", 1)), UniqueLimits()) for _ in range(3)]
     for number, watch in enumerate(watches):
         run = Run(tmp_path / str(number), Applied(timestamp=Timestamp({}, TOPIC_ID)))
         run.hear(0, 0, 3)

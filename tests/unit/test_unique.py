@@ -12,6 +12,7 @@ from indexer.unique.suspects import POINTS_KEPT, SettledNumbers, Suspects, Uniqu
 from indexer.unique.watch import SWEEP_AGAIN_MS, TOLD_KEYS, KeyShape, UniqueWatch, _gap
 from keytide.collation import MISSING, encode_key
 from keytide.model.timestamp import Timestamp
+from keytide.structure import structure_of
 from keytide.wire.messages import DuplicateDocument, StabilityTimestamp
 from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import Version, segment
@@ -28,7 +29,7 @@ class Slice:
 
     def __init__(self, limits: UniqueLimits = UniqueLimits()) -> None:
         self.store = MemorySliceStore(Applied())
-        self.watch = UniqueWatch(KeyShape(1), limits)
+        self.watch = UniqueWatch(KeyShape(structure_of("btree", 1)), limits)
         self.ends = [0, 0]
         self.number = 0
         self.begin()

@@ -201,7 +201,7 @@ function indexesPart({ indexes }) {
         make("code", {}, 'keytide sql "CREATE INDEX by_city ON people (city)"'));
     }
     return table(columns, indexes.map((one) => [
-      [make("strong", {}, one.name), sub(`on ${one.keyspace}, ${one.slices} slices${one.replicas ? `, ${one.replicas + 1} copies of each` : ""}`), sub(one.reason, "error"),
+      [make("strong", {}, one.name), sub(`on ${one.keyspace}, ${one.structure === "btree" ? "" : `${one.structure}, `}${one.slices} slices${one.replicas ? `, ${one.replicas + 1} copies of each` : ""}`), sub(one.reason, "error"),
         one.lost.length ? sub(`${slices({ [one.name]: one.lost })}: data lost, ${one.rebuilds.length ? `rebuilt by ${one.rebuilds.join(", ")}` : "to be rebuilt"}`, "error") : null,
         copies(one), ...layouts(one), ...hot(one), sub(leftOut(one)),
         one.foreign_partition_ids ? sub(`${number(one.foreign_partition_ids)} ids seen in two source partitions`, "error") : null],
