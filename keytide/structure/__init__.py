@@ -27,7 +27,7 @@ from keytide.structure.interface import (
     NotOrderedError,
     Selected,
     Structure,
-    Wanted,
+    WantedKeys,
 )
 from keytide.structure.registry import STRUCTURES, StructureName, structure_of
 
@@ -39,6 +39,6 @@ __all__ = [
     "Selected",
     "Structure",
     "StructureName",
-    "Wanted",
+    "WantedKeys",
     "structure_of",
 ]

@@ -11,7 +11,7 @@ from typing import ClassVar, final
 from keytide.collation import Span, equals_span, prefix_span, skip_key, span, successor
 from keytide.collation.layout import INVERTED
 from keytide.model.entry import MAX_KEY_BYTES, pack_value, unpack_value
-from keytide.structure.interface import Box, Boxed, Selected, Values, Wanted
+from keytide.structure.interface import Box, Boxed, Selected, Values, WantedKeys
 
 
 @final
@@ -54,7 +54,7 @@ class BTree:
     def without_columns(self, value: bytes) -> bytes:
         return pack_value(unpack_value(value)[0]) if value else value
 
-    def selected(self, wanted: Wanted) -> Selected:
+    def selected(self, wanted: WantedKeys) -> Selected:
         if wanted.prefix is not None:
             found = prefix_span(wanted.equals or (), wanted.prefix, self.descending, self.parts)
         elif wanted.equals is not None:

@@ -29,7 +29,7 @@ from keytide.collation import Span, encode_key, successor
 from keytide.collation.layout import TAG_NULL, TAG_OBJECT, decode_length, encode_length
 from keytide.errors import CallerError, invariant
 from keytide.model.entry import pack_keyed_value, pack_value, unpack_keyed_value
-from keytide.structure.interface import Box, Boxed, NotOrderedError, Selected, Values, Wanted
+from keytide.structure.interface import Box, Boxed, NotOrderedError, Selected, Values, WantedKeys
 
 DIGEST_BYTES: Final = 16
 NO_TIE: Final = b"\x00"
@@ -105,7 +105,7 @@ class Hash:
         forms, _, key = unpack_keyed_value(value)
         return pack_keyed_value(forms, None, key)
 
-    def selected(self, wanted: Wanted) -> Selected:
+    def selected(self, wanted: WantedKeys) -> Selected:
         if wanted.prefix is not None:
             raise _no_order("a prefix")
         if wanted.equals is None:

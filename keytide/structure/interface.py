@@ -20,7 +20,7 @@ class NotOrderedError(CallerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedKeys:
     """A selection by values, as scans give it: `equals`, `prefix` behind it, or bounds.
 
     Attributes:
@@ -156,7 +156,7 @@ class Structure(Protocol):
 
     # --- conditions ---------------------------------------------------------------
 
-    def selected(self, wanted: Wanted) -> Selected:
+    def selected(self, wanted: WantedKeys) -> Selected:
         """What answers a selection by values.
 
         Raises:

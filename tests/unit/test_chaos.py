@@ -96,7 +96,7 @@ def test_what_the_shapes_hold() -> None:
     assert [key for key, _ in entries["tag"]] == [["a"], ["b"]]
     assert entries["mood"] == [([MISSING, 7], {})]
     assert "by_id" not in entries
-    assert entries_of(b"d1", b'{"city": "' + b"x" * 20_000 + b'"}').keys() == {"mood"}
+    assert entries_of(b"d1", b'{"city": "' + b"x" * 20_000 + b'"}').keys() == {"hashed", "mood"}
     for key, bad in ((b"d1", None), (b"", b"{}"), (b"d1", b"[1]"), (b"d1", b'{"n": NaN}'), (b"\xff", b"{}")):
         assert entries_of(key, bad) == {}
 

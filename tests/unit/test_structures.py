@@ -19,7 +19,7 @@ from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.errors import CallerError, InvariantViolationError
 from keytide.model.entry import MAX_KEY_BYTES, check_value, unpack_value
 from keytide.query.plan.intervals import Interval
-from keytide.structure import STRUCTURES, NotOrderedError, Structure, Wanted, structure_of
+from keytide.structure import STRUCTURES, NotOrderedError, Structure, WantedKeys, structure_of
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from tests.structure_kit import as_stored, digests_of
 
@@ -100,7 +100,7 @@ def test_whole_keys_select_their_entries_and_no_others(name: str) -> None:
     @given(keys_of_two, st.data())
     def run(keys: list[tuple[Any, Any]], data: st.DataObject) -> None:
         wanted = data.draw(st.sampled_from(keys))
-        selected = structure.selected(Wanted(equals=list(wanted)))
+        selected = structure.selected(WantedKeys(equals=list(wanted)))
         boxed = structure.boxed(
             {at: (point(encode_key([part])),) for at, part in enumerate(wanted)}, most=100
         )
@@ -143,7 +143,7 @@ def entries_of(
 @pytest.mark.parametrize("name", NAMES)
 def test_no_condition_is_the_whole_index(name: str) -> None:
     structure = structure_of(name, 2)
-    selected = structure.selected(Wanted())
+    selected = structure.selected(WantedKeys())
     assert (selected.span.low, selected.span.high, selected.keys) == (b"", None, ())
     boxed = structure.boxed({}, most=100)
     assert boxed is not None
@@ -154,7 +154,7 @@ def test_no_condition_is_the_whole_index(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_too_many_parts_are_refused(name: str) -> None:
     with pytest.raises(CallerError, match="3 key parts were given, the index has 2"):
-        structure_of(name, 2).selected(Wanted(equals=[1, 2, 3]))
+        structure_of(name, 2).selected(WantedKeys(equals=[1, 2, 3]))
 
 
 @pytest.mark.parametrize("broken", [b"", b"\x30Bos", b"\xff" * 16])
@@ -201,13 +201,13 @@ def test_a_key_of_any_size_has_its_place_in_a_hash_index_alone() -> None:
 @pytest.mark.parametrize(
     ("wanted", "what"),
     [
-        (Wanted(low=["a"]), "a range"),
-        (Wanted(high=["a"]), "a range"),
-        (Wanted(equals=["a"], prefix="b"), "a prefix"),
-        (Wanted(equals=["a"]), "1 of 2 key parts"),
+        (WantedKeys(low=["a"]), "a range"),
+        (WantedKeys(high=["a"]), "a range"),
+        (WantedKeys(equals=["a"], prefix="b"), "a prefix"),
+        (WantedKeys(equals=["a"]), "1 of 2 key parts"),
     ],
 )
-def test_a_hash_index_refuses_what_takes_an_order(wanted: Wanted, what: str) -> None:
+def test_a_hash_index_refuses_what_takes_an_order(wanted: WantedKeys, what: str) -> None:
     structure: Structure = structure_of("hash", 2)
     with pytest.raises(NotOrderedError, match=what) as refused:
         structure.selected(wanted)

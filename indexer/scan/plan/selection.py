@@ -24,7 +24,7 @@ from keytide.definition.expression import Predicate
 from keytide.definition.index import IndexDefinition
 from keytide.errors import CallerError, HistoryChangedError
 from keytide.model.timestamp import Timestamp
-from keytide.structure import NotOrderedError, Selected, Structure, Wanted, structure_of
+from keytide.structure import NotOrderedError, Selected, Structure, WantedKeys, structure_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,8 @@ def _selected(question: Question, shape: Shape) -> list[Selected]:
     return [shape.structure.selected(_wanted(one)) for one in asked]
 
 
-def _wanted(one: SpanRequest | Question) -> Wanted:
-    return Wanted(one.equals, one.prefix, one.low, one.high, one.inclusion)
+def _wanted(one: SpanRequest | Question) -> WantedKeys:
+    return WantedKeys(one.equals, one.prefix, one.low, one.high, one.inclusion)
 
 
 def _values_of(one: SpanRequest | Question, shape: Shape) -> Span:
