@@ -70,7 +70,7 @@ TAKE_TURNS = (
         "verify_waits",
         "tls_cluster",
     ),
-    "roles",
+    *("roles", "hash_index"),
 )
 """Files of `integration/` that strike at the real parts, or start a cluster of their own for one thing, the
 longest first: a third of them has its turn on a day (ADR 26)."""
