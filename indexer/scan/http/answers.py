@@ -143,6 +143,7 @@ class PlanAnswer(msgspec.Struct, forbid_unknown_fields=True):
     columns: list[str]
     spans: list[str]
     reverse: bool
+    structure: Annotated[str, Meta(description="of the index, as USING has it")]
     slices_asked: list[int]
     slices_of_index: int
     residual: Annotated[str | None, Meta(description="what slices test, entry by entry")]
