@@ -23,7 +23,7 @@ from coordinator.views import views
 from coordinator.views.copies import drain_state
 from coordinator.views.index_health import answers, index_reasons
 from keytide.model.health import Reason, Verdict, verdict
-from keytide.model.protocol import NEEDED, SPOKEN
+from keytide.model.protocol import CHANGES, NEEDED, SPOKEN
 from keytide.model.roles import Role
 from keytide.model.words import few
 
@@ -136,12 +136,11 @@ def _protocol(leader: Leader) -> Iterator[Reason]:
             "refused",
             "upgrade them, and the gateways, which nobody hears",
         )
-    if others := [one for one in behind if one.protocol >= NEEDED]:
-        nodes = {*leader.speakers.nodes(catalog)}
-        whole = "; those nodes say all in each heartbeat" if nodes.intersection(others) else ""
+    nodes = {*leader.speakers.nodes(catalog)}
+    if whole := [one for one in behind if one in nodes and one.protocol < CHANGES]:
         yield say(
-            f"not everybody speaks version {SPOKEN} of the protocol, as this coordinator does: "
-            f"{told(others)}; nothing is refused for it{whole}",
+            f"some nodes speak less than version {CHANGES} of the protocol, and say all in each heartbeat: "
+            f"{told(whole)}",
             "upgrade them",
         )
 

@@ -127,7 +127,7 @@ def test_what_takes_an_order_is_refused_with_what_to_do(world: World) -> None:
             assert refused.value.problem_type == "index-not-ordered"
             assert "btree" in refused.value.next_step
         with pytest.raises(KeytideError) as refused:
-            client.query(f"SELECT id FROM {TOPIC} WHERE url > 'https' ORDER BY url")
+            list(client.query(f"SELECT id FROM {TOPIC} WHERE url > 'https' ORDER BY url"))
         assert refused.value.problem_type == "no-index"
         assert "CREATE INDEX" in str(refused.value.extra["create_index"])
 

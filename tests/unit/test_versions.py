@@ -13,7 +13,14 @@ from coordinator.views import health, views
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import ClusterRecord, NodeRecord, decode_record, encode_record
 from keytide.model.health import Reason
-from keytide.model.protocol import FIRST_PROTOCOL, NEEDED, SPOKEN, UnknownVersionError
+from keytide.model.protocol import (
+    CHANGES,
+    FIRST_PROTOCOL,
+    NEEDED,
+    OTHER_STRUCTURES,
+    SPOKEN,
+    UnknownVersionError,
+)
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import BuildProgress, JobProgress, Message, NodeHeartbeat, Progress, decode, encode
 from tests.unit.copy_world import NODES
@@ -78,7 +85,7 @@ def test_nodes_are_shown_with_what_they_speak() -> None:
         "used": 1,
         "spoken": SPOKEN,
     }
-    (note,) = notes(found)
+    note, _ = notes(found)
     assert (note.kind, note.status) == ("cluster", "ok")
     assert "node n1 speaks 1" in note.reason
     found.speaks = {}
@@ -86,25 +93,36 @@ def test_nodes_are_shown_with_what_they_speak() -> None:
     assert not notes(found)
 
 
-def test_who_speaks_all_that_can_be_asked_for_has_nothing_refused() -> None:
-    found = world(n1=NEEDED, p1=NEEDED)
-    (note,) = notes(found)
-    assert note.status == "ok"
-    assert f"node n1 speaks {NEEDED}, projector p1 speaks {NEEDED}; nothing is refused for it" in note.reason
-    assert "those nodes say all in each heartbeat" in note.reason
-    assert "gateway" not in note.next_step
-    found.sql(LAYOUT)
-    (note,) = notes(world(p1=NEEDED))
-    assert "heartbeat" not in note.reason
-
-
-def test_who_speaks_less_is_named_as_refused_and_nobody_else() -> None:
-    refused, other = notes(world(n1=1, n2=NEEDED))
-    assert f"version {NEEDED} of the protocol: node n1 speaks 1; what needs it is refused" in refused.reason
+def test_who_speaks_less_than_what_can_be_asked_for_is_named() -> None:
+    (refused,) = notes(world(n1=NEEDED - 1, n2=NEEDED, p1=NEEDED - 1))
+    named = f"node n1 speaks {NEEDED - 1}, projector p1 speaks {NEEDED - 1}"
+    assert f"version {NEEDED} of the protocol: {named}; what needs it is refused" in refused.reason
     assert "n2" not in refused.reason
     assert "gateways" in refused.next_step
-    assert f"version {SPOKEN} of the protocol" in other.reason
-    assert "n1" not in other.reason
+    assert refused.status == "ok"
+
+
+def test_nodes_that_say_all_in_each_heartbeat_are_named() -> None:
+    refused, whole = notes(world(n1=CHANGES - 1, n2=CHANGES, p1=1))
+    assert "projector p1 speaks 1" in refused.reason
+    assert f"say all in each heartbeat: node n1 speaks {CHANGES - 1}" in whole.reason
+    assert not {"n2", "p1"} & set(whole.reason.replace(",", " ").split())
+    assert whole.status == "ok"
+
+
+@pytest.mark.parametrize("who", ["n2", "p1"])
+def test_a_hash_index_waits_until_all_know_of_structures(who: str) -> None:
+    found = world(**{who: OTHER_STRUCTURES - 1})
+    statement = "CREATE INDEX by_url ON people USING hash (url)"
+    with pytest.raises(UpgradeNeededError, match=f"needs version {OTHER_STRUCTURES} of the protocol"):
+        found.sql(statement)
+    found.sql("CREATE INDEX by_zip ON people USING btree (zip)")
+    assert used(found) == 1
+    found.speaks = {}
+    found.live(500)
+    found.progress(found.known().version, 130, 60)
+    found.sql(statement)
+    assert used(found) == OTHER_STRUCTURES
 
 
 # --- what is refused ----------------------------------------------------------------------------------------
