@@ -38,7 +38,7 @@ from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import ScanSettings
 from tests.simulation.chance import Chance
 from tests.simulation.checkers import Rows
-from tests.simulation.source import projection
+from tests.simulation.source import kept, projection
 
 if TYPE_CHECKING:
     from tests.simulation.nodes import SimNode
@@ -488,6 +488,7 @@ def _entries(answer: Answer) -> Rows:
     return dict(_entry(row["key"][0], row["id"], row["include"].get("v")) for row in answer.rows)
 
 
+@kept
 @lru_cache(1_024)
 def _entry(letter: str, docid: str, value: int | None) -> tuple[bytes, bytes]:
     if value is None:  # of no document: something has spoilt it (`tests.simulation.repairs`)

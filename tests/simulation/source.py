@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import xxhash
 from msgspec.structs import replace
@@ -44,19 +44,38 @@ Row = tuple[bytes, bytes]
 _structure: StructureName = "btree"
 
 
+class Cached(Protocol):
+    """A function that keeps what it has made."""
+
+    def cache_clear(self) -> None: ...
+
+
+CachedT = TypeVar("CachedT", bound=Cached)
+_kept: list[Cached] = []
+
+
 @contextmanager
 def structured(name: StructureName) -> Iterator[None]:
     """All indexes have this structure."""
     global _structure
     before, _structure = _structure, name
-    for made in (creation, projection, projection_plan):
-        made.cache_clear()
+    _forget()
     try:
         yield
     finally:
         _structure = before
-        for made in (creation, projection, projection_plan):
-            made.cache_clear()
+        _forget()
+
+
+def kept(made: CachedT) -> CachedT:
+    """Have what a function keeps forgotten when the structure changes: it is made of entries."""
+    _kept.append(made)
+    return made
+
+
+def _forget() -> None:
+    for made in _kept:
+        made.cache_clear()
 
 
 def statement_of(name: str, ranged: bool = False) -> str:
@@ -71,6 +90,7 @@ def statement_of(name: str, ranged: bool = False) -> str:
     return f"CREATE INDEX {name} ON {KEYSPACE} {using} INCLUDE (v) {partition}WITH (slices={SLICES})"
 
 
+@kept
 @cache
 def creation(name: str, ranged: bool = False, deferred: bool = False) -> CreateIndex:
     """CREATE INDEX, parsed (once: that takes as long as ten steps of a history)."""
@@ -103,6 +123,7 @@ class Projection(NamedTuple):
     skip: tuple[tuple[str, str] | None, ...]
 
 
+@kept
 @lru_cache(4_096)
 def projection(docid: bytes, document: bytes | None, ranged: bool = False) -> Projection:
     """The real projection and routing of one document."""
@@ -123,6 +144,7 @@ def projection(docid: bytes, document: bytes | None, ranged: bool = False) -> Pr
     return Projection(tuple(map(tuple, puts)), tuple(skip))
 
 
+@kept
 @lru_cache(1)
 def projection_plan() -> KeyspacePlan:
     """How every index here projects."""

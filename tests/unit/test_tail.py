@@ -24,7 +24,7 @@ from starlette.responses import Response
 from indexer.scan.gather.service import ScanService
 from indexer.scan.plan.errors import PageSnapshotGoneError, TooManyTailsError
 from indexer.scan.plan.tokens import InvalidTokenError
-from indexer.scan.request.request import ScanRequest
+from indexer.scan.request.request import ScanRequest, SpanRequest
 from indexer.scan.tail import changes as tail_changes
 from indexer.scan.tail import events
 from indexer.scan.tail.moments import TailRequest
@@ -34,6 +34,7 @@ from keytide.errors import HistoryChangedError, KeytideError
 from keytide.process.clock import now_ms
 from keytide.settings.settings import ScanSettings, load_settings
 from tests import share
+from tests.structure_kit import digests_of
 from tests.unit.scan_world import Doc, World, stores
 from tests.unit.test_api import serving
 
@@ -110,15 +111,40 @@ def test_events_applied_to_the_first_rows_are_the_rows_of_a_scan(
         asyncio.run(follow(states, selection, columns, size, chance))
 
 
+@settings(max_examples=share.examples(60), deadline=None)
+@given(
+    st.lists(DOCS, min_size=2, max_size=7),
+    st.sampled_from([{}, {"equals": ["Bonn", 1]}, {"spans": [{"equals": ["Bonn", 0]}, {"equals": [7, 1]}]}]),
+    st.sampled_from([None, ["key", "id"]]),
+    st.sampled_from([3, 100_000]),
+    st.randoms(use_true_random=False),
+)
+@digests_of(1)
+def test_events_of_a_hash_index_are_of_the_keys_that_are_asked_for(
+    states: list[list[Doc]],
+    selection: dict[str, Any],
+    columns: list[str] | None,
+    examined: int,
+    chance: random.Random,
+) -> None:
+    if spans := selection.get("spans"):
+        selection = {"spans": [SpanRequest(**one) for one in spans]}
+    hashed = "CREATE INDEX by_city ON users USING hash (city, n) INCLUDE (x) WITH (slices=4)"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tail_changes, "EXAMINED", examined)
+        asyncio.run(follow(states, selection, columns, 60, chance, hashed))
+
+
 async def follow(
     states: list[list[Doc]],
     selection: dict[str, Any],
     columns: list[str] | None,
     size: int,
     chance: random.Random,
+    statement: str = STATEMENT,
 ) -> None:
     """Tail while snapshots come, some of them unseen, resuming now and then at the other node."""
-    world = World(STATEMENT, node_count=2)
+    world = World(statement, node_count=2)
     world.commit(1, {"by_city": states[0]})
     configured = ScanSettings.model_validate({"default_limit": 1000}).model_copy(
         update={"stream_block_bytes": size}

@@ -20,6 +20,7 @@ from typing import Final, Literal
 import msgspec
 
 from indexer.scan.local.cursor import stretches
+from indexer.scan.local.filtering import Filters
 from indexer.scan.local.tasks import SliceWork
 from indexer.view import ReadableSnapshot
 
@@ -69,6 +70,9 @@ _decode_wanted = msgspec.msgpack.Decoder(ChangesWanted).decode
 decode_changes = msgspec.msgpack.Decoder(SliceChanges).decode
 
 
+_filters = Filters()
+
+
 def find_changes(work: SliceWork) -> bytes:
     """The task.
 
@@ -90,11 +94,15 @@ def find_changes(work: SliceWork) -> bytes:
 def _compared(work: SliceWork, older: ReadableSnapshot, wanted: ChangesWanted) -> SliceChanges:
     found = SliceChanges([], [])
     without_columns = work.definition.structure.without_columns
+    test = _filters.of(work.request.span.index, work.definition, work.request.shape.filter)
     size = examined = 0
     for low, high in stretches(work.request.span, work.after):
         for place, before, after in _aligned(older.rows(low, high), work.snapshot.rows(low, high)):
             examined += len(before) + len(after)
             if before != after:
+                if test is not None:
+                    before = [row for row in before if test(*row)]
+                    after = [row for row in after if test(*row)]
                 if not wanted.include:
                     before = [(key, without_columns(value)) for key, value in before]
                     after = [(key, without_columns(value)) for key, value in after]

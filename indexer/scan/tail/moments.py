@@ -196,7 +196,8 @@ def digest_of(selection: Selection, columns: Sequence[str] | None) -> bytes:
     """What tells two selections apart."""
     spans = [(span.low, span.high) for span in selection.spans]
     shown = None if columns is None else sorted(columns)
-    return hashlib.sha256(_encode([str(spans), list(selection.slices), shown])).digest()[:12]
+    told = [str(spans), list(selection.slices), shown, *(key.hex() for key in selection.keys)]
+    return hashlib.sha256(_encode(told)).digest()[:12]
 
 
 def gone_by(slice_number: int, held: SnapshotHold) -> PageSnapshotGoneError:
