@@ -28,12 +28,13 @@ class SlicePage(NamedTuple):
 
     Attributes:
         entries: as `streaming.core.runs.SCHEMA` has them; at least one.
-        ids, keys: of them, stored keys (`keytide.structure`).
+        ids, keys, values: of them, stored keys (`keytide.structure`).
     """
 
     entries: pa.RecordBatch
     ids: list[bytes]
     keys: list[bytes]
+    values: list[bytes]
 
     @property
     def first(self) -> bytes:
@@ -51,7 +52,9 @@ def page_of(answer: EntriesAnswer) -> SlicePage:
         pa.array(answer.keys, pa.binary()),
         pa.array(answer.values, pa.binary()),
     ]
-    return SlicePage(pa.RecordBatch.from_arrays(columns, schema=SCHEMA), answer.ids, answer.keys)
+    return SlicePage(
+        pa.RecordBatch.from_arrays(columns, schema=SCHEMA), answer.ids, answer.keys, answer.values
+    )
 
 
 def in_order(slices: Sequence[Iterator[SlicePage]]) -> Iterator[SlicePage]:
@@ -79,27 +82,29 @@ def shared_out(
     Args:
         splits: of the index, when it is by RANGE.
     """
-    keys = page.keys
-    if definition.structure.key_in_value and not definition.partitioned_by_id:
-        keys = list(map(definition.structure.canonical, keys, page.entries.column("value").to_pylist()))
-    routes = slices_of(partition_keys(definition, page.ids, keys), definition.slices, splits)
+    by = partition_keys(definition, page.ids, page.keys, page.values)
+    routes = slices_of(by, definition.slices, splits)
     for number in np.unique(routes).tolist():
         yield number, RunBlock(page.first, page.entries.filter(pa.array(routes == number)))
 
 
-def partition_keys(definition: IndexDefinition, ids: list[bytes], keys: list[bytes]) -> list[bytes]:
+def partition_keys(
+    definition: IndexDefinition, ids: list[bytes], keys: list[bytes], values: list[bytes]
+) -> list[bytes]:
     """What tells the slices of entries, from what they hold; as `projector.core.compile` makes it of
     documents.
 
     Args:
         definition: is partitioned by the document id, or by a part of its key.
-        ids, keys: of the entries, canonical keys.
+        ids, keys, values: of the entries, stored keys.
     """
     part, descending = definition.partition_part, definition.descending
     if definition.raw_id_routes:
         return ids
     if part is None:
         return [encode_part(id_.decode()) for id_ in ids]
+    if definition.structure.key_in_value:
+        keys = list(map(definition.structure.canonical, keys, values))
     if len(definition.keys) == 1:
         return [key.translate(INVERTED) for key in keys] if descending else keys
     found = [key[skip_key(key, part, descending) : skip_key(key, part + 1, descending)] for key in keys]

@@ -229,6 +229,8 @@ DEFINITIONS = [
     "(UNNEST(tags), city)",
     "(id)",
     "(LOWER(city), age) ",
+    "USING hash (city, age)",
+    "USING hash (UNNEST(tags))",
 ]
 PARTITIONS = {
     "(city)": ["HASH(city)", "HASH(id)", "RANGE(city) SPLIT AT ('f', 'p')"],
@@ -243,6 +245,8 @@ PARTITIONS = {
     "(UNNEST(tags), city)": ["HASH(UNNEST(tags))", "HASH(city)", "HASH(id)"],
     "(id)": ["HASH(id)", "RANGE(id) SPLIT AT ('d3', 'd6')"],
     "(LOWER(city), age) ": ["HASH(LOWER(city))", "HASH(age)"],
+    "USING hash (city, age)": ["HASH(city)", "HASH(age)", "HASH(id)", "RANGE(age) SPLIT AT (3, 40)"],
+    "USING hash (UNNEST(tags))": ["HASH(UNNEST(tags))", "HASH(id)"],
 }
 DOCUMENTS = [
     {"city": city, "age": age, "tags": tags}
@@ -279,7 +283,8 @@ def test_an_entry_says_its_slice_as_its_document_does(keys: str, partition: str)
     definition = index_of(keys, partition, 3).definition
     ids, made = entries_of(definition)
     assert ids
-    assert partition_keys(definition, ids, made.keys) == list(made.partition_keys)
+    values = made.values or [b""] * len(ids)
+    assert partition_keys(definition, ids, made.keys, values) == list(made.partition_keys)
     assert not other_entries(definition, index_of(keys, PARTITIONS[keys][0], 5).definition)
 
 
