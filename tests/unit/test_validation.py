@@ -47,6 +47,7 @@ from tests.memory_store.snapshot import MemorySnapshot, MemoryState
 from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import Version, lmdb_store, segments, state
 from tests.store_kit import key as kit_key
+from tests.structure_kit import digests_of
 from tests.unit.scan_world import definition_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,6 +113,8 @@ def test_a_verdict_follows_from_the_document_and_from_how_far_the_primary_is(
     now: PrimaryAnswer, verdict: str
 ) -> None:
     assert judge_one(BY_CITY, {"city": "Boston"}, now) == [verdict]
+    with digests_of(0):
+        assert judge_one(BY_CITY.replace("(", "USING hash ("), {"city": "Boston"}, now) == [verdict]
 
 
 def test_without_a_version_only_a_primary_that_is_always_ahead_can_drop_a_row() -> None:

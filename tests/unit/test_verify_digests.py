@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import pytest
 from msgspec.structs import replace
 
 from indexer.scan.local.tasks import UNHURRIED
@@ -19,9 +21,11 @@ from keytide.model.timestamp import Timestamp
 from keytide.wire import digests
 from keytide.wire.columns import hashes_of
 from keytide.wire.digests import DigestAnswer, DigestAsk, DuplicateKey, RowsAsk, Sums
+from tests.structure_kit import as_stored, digests_of
 
 BITS = 4
 PLAIN = "CREATE INDEX i ON k (city) WITH (slices=1)"
+HASHED = "CREATE UNIQUE INDEX i ON ks USING hash (city)"
 
 
 class Snapshot:
@@ -48,7 +52,11 @@ class Snapshot:
         limit: int | None = None,
         start_after: bytes | None = None,
     ) -> Iterator[list[tuple[bytes, bytes]]]:
-        found = sorted(item for item in self.entries.items() if item[0] > (start_after or b""))
+        found = sorted(
+            item
+            for item in self.entries.items()
+            if item[0] > (start_after or b"") and low <= item[0] and (high is None or item[0] < high)
+        )
         for at in range(0, len(found), 3):
             yield found[at : at + 3]
 
@@ -70,14 +78,18 @@ class Snapshot:
         pass
 
 
-def definition(unique: bool = False) -> IndexDefinition:
-    parsed = parse_statement(PLAIN)
+def definition(unique: bool = False, statement: str = PLAIN) -> IndexDefinition:
+    parsed = parse_statement(statement)
     assert isinstance(parsed, CreateIndex)
     return replace(parsed.definition, unique=unique)
 
 
 def summed(
-    snapshot: ReadableSnapshot, limit: int, floors: dict[int, int] | None = None, unique: bool = False
+    snapshot: ReadableSnapshot,
+    limit: int,
+    floors: dict[int, int] | None = None,
+    unique: bool = False,
+    statement: str = PLAIN,
 ) -> tuple[Sums, list[DigestAnswer]]:
     """A whole slice, in calls of `limit` rows."""
     total, answers = digests.no_sums(BITS), []
@@ -85,7 +97,7 @@ def summed(
         after, more = b"", True
         while more:
             ask = DigestAsk("i", 0, 7, 0, stage, BITS, floors or {}, after, limit)
-            answer = digest(snapshot, definition(unique), ask, UNHURRIED)
+            answer = digest(snapshot, definition(unique, statement), ask, UNHURRIED)
             total += np.frombuffer(answer.sums, "<u8").reshape(total.shape)
             answers.append(answer)
             after, more = answer.reached, answer.more
@@ -184,6 +196,24 @@ def test_duplicates_are_found_across_blocks_and_calls_and_null_equals_nothing() 
         pairs = [(b"a%d" % number, b"a%d" % (number + 1)) for number in range(8)]
         assert found == [DuplicateKey(key("same"), pair) for pair in pairs]
     assert not any(answer.duplicates for answer in summed(snapshot, 5)[1])
+
+
+@pytest.mark.parametrize("bits", [0, 2, 8])
+def test_duplicates_of_a_hash_index_are_of_one_key_and_not_of_one_digest(bits: int) -> None:
+    snapshot = Snapshot()
+    made = definition(statement=HASHED)
+    with digests_of(bits):
+        for number in range(12):
+            for docid, part in ((f"a{number}", "same"), (f"b{number}", None), (f"c{number}", number // 2)):
+                ((stored, value),) = as_stored(made, [(key(part), b"", None)])
+                snapshot.put(docid.encode(), [stored], value)
+        for limit in (1, 2, 5, 100):
+            _, answers = summed(snapshot, limit, unique=True, statement=HASHED)
+            found = [one for answer in answers for one in answer.duplicates]
+            assert {one.key for one in found} == {key("same"), *(key(number) for number in range(6))}
+            same = [one.ids for one in found if one.key == key("same")]
+            assert same == list(itertools.pairwise(sorted(b"a%d" % number for number in range(12))))
+            assert sum(one.key == key(3) for one in found) == 1
 
 
 def test_all_duplicates_are_told_however_many_lie_together() -> None:

@@ -14,10 +14,11 @@ from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.wire.index_lists import WrittenSlice
 from keytide.wire.messages import Segment
 from tests.store_kit import Version, segment
+from tests.structure_kit import as_stored
 
 
-def definition(keys: str, rest: str = "") -> IndexDefinition:
-    statement = parse_statement(f"CREATE INDEX i ON people ({keys}) {rest}")
+def definition(keys: str, rest: str = "", using: str = "") -> IndexDefinition:
+    statement = parse_statement(f"CREATE INDEX i ON people {using}({keys}) {rest}")
     assert isinstance(statement, CreateIndex)
     return statement.definition
 
@@ -25,7 +26,13 @@ def definition(keys: str, rest: str = "") -> IndexDefinition:
 def brings(of: IndexDefinition, keys: list[tuple[Value, ...]], start: int = 0) -> Segment:
     """A segment with a document for each key; ids are d0, d1, ..."""
     versions = [
-        Version(b"d%d" % (start + at), 0, start + at, 0, ((encode_key(key, of.descending), b""),))
+        Version(
+            b"d%d" % (start + at),
+            0,
+            start + at,
+            0,
+            tuple(as_stored(of, [(encode_key(key, of.descending), b"", None)])),
+        )
         for at, key in enumerate(keys)
     ]
     return segment(versions, start, start + len(keys))
@@ -40,13 +47,16 @@ def shown(load: WriteLoad, now: int = SHOW_MS) -> WrittenSlice:
     ("keys", "rest", "part"),
     [
         ("city", "", 0),
+        ("city", "USING hash", 0),
+        ("age, city", "PARTITION BY HASH(city) USING hash", 1),
         ("city DESC, age", "", 0),
         ("age, city", "PARTITION BY HASH(city)", 1),
         ("age, city DESC", "PARTITION BY RANGE(city)", 1),
     ],
 )
 def test_the_value_that_has_most_of_the_load_is_found(keys: str, rest: str, part: int) -> None:
-    of, random_ = definition(keys, rest), random.Random(1)
+    using = "USING hash " if "USING" in rest else ""
+    of, random_ = definition(keys, rest.removesuffix("USING hash"), using), random.Random(1)
     load = WriteLoad(3, of)
     for commit in range(100):
         cities = ["Rome" if random_.random() < 0.7 else f"c{random_.randrange(10_000)}" for _ in range(200)]
