@@ -27,7 +27,7 @@ import xxhash
 
 from keytide.collation import Span, encode_key, successor
 from keytide.collation.layout import TAG_NULL, TAG_OBJECT, decode_length, encode_length
-from keytide.errors import CallerError, invariant
+from keytide.errors import CallerError, InvariantViolationError
 from keytide.model.entry import pack_keyed_value, pack_value, unpack_keyed_value
 from keytide.structure.interface import Box, Boxed, NotOrderedError, Selected, Values, WantedKeys
 
@@ -86,12 +86,11 @@ class Hash:
         return digest_of(key)
 
     def id_start(self, entry_key: bytes) -> int:
-        invariant(
-            len(entry_key) > DIGEST_BYTES, "KeyDecodes", lambda: f"{entry_key.hex()} has no digest and tie"
-        )
-        _, end = decode_length(entry_key, DIGEST_BYTES)
-        invariant(len(entry_key) >= end, "KeyDecodes", lambda: f"{entry_key.hex()} ends within its tie")
-        return end
+        if len(entry_key) > DIGEST_BYTES:
+            _, end = decode_length(entry_key, DIGEST_BYTES)
+            if len(entry_key) >= end:
+                return end
+        raise InvariantViolationError("KeyDecodes", f"{entry_key.hex()} has no whole digest and tie")
 
     def canonical(self, stored: bytes, value: bytes) -> bytes:
         del stored
