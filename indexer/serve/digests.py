@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from indexer.scan.local.tasks import UNHURRIED, Pace
 from indexer.serve import seeds
+from indexer.unique.watch import KeyShape
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, StoreDamagedError, StoredDocument
-from keytide.collation import MISSING, decode_key
 from keytide.definition.index import IndexDefinition
 from keytide.errors import InvariantViolationError, RetryableError
 from keytide.model.timestamp import Timestamp
@@ -170,7 +170,7 @@ class _Forward:
     def __init__(self, snapshot: ReadableSnapshot, definition: IndexDefinition, ask: DigestAsk) -> None:
         self._snapshot = snapshot
         self._ask = ask
-        self._structure = definition.structure
+        self._shape = KeyShape(definition.structure)
         self._id_start = definition.structure.id_start
         self._unique = definition.unique
         self._floors = {partition: floor for partition, floor in ask.floors.items() if floor > 0}
@@ -191,13 +191,13 @@ class _Forward:
 
     def _go_on_behind(self, after: bytes) -> None:
         """Have what comes behind an entry compared with what came up to it."""
-        if not self._structure.key_in_value:
+        if not self._shape.stored:
             at = self._id_start(after)
             self._last = after[:at], after[at:]
             return
         behind = after + b"\x00"
         for ((_, value),) in self._snapshot.rows(after, behind):
-            stem = self._structure.stem(self._structure.canonical(b"", value))
+            stem = self._shape.stem(self._shape.key_of(after, value))
             for block in self._snapshot.rows(stem, behind):
                 self._count_by_stem([key for key, _ in block], [value for _, value in block])
         self._duplicates = []  # (they were told)
@@ -210,7 +210,7 @@ class _Forward:
         plain, full = digests.entry_hashes(keys, values)
         digests.add(sums, digests.FORWARD, buckets, plain)
         if self._unique:
-            if self._structure.key_in_value:
+            if self._shape.stored:
                 self._count_by_stem(keys, values)
             else:
                 self._find_duplicates([key[:start] for key, start in zip(keys, starts, strict=True)], ids)
@@ -234,27 +234,21 @@ class _Forward:
 
     def _find_duplicates(self, keys: list[bytes], ids: list[bytes]) -> None:
         for one, other in pairwise([self._last, *zip(keys, ids, strict=True)]):
-            if one[0] and one[0] == other[0] and self._is_value(one[0]):
+            if one[0] and one[0] == other[0] and self._shape.comparable(one[0]):
                 self._duplicates.append(DuplicateKey(one[0], (one[1], other[1])))
         self._last = keys[-1], ids[-1]
 
     def _count_by_stem(self, keys: list[bytes], values: list[bytes]) -> None:
         """The same where entries of one key lie among those of others of its stem. `_last` begins with it."""
         for entry_key, value in zip(keys, values, strict=True):
-            at = self._id_start(entry_key)
-            key = self._structure.canonical(entry_key[:at], value)
-            stem, id_ = self._structure.stem(key), entry_key[at:]
+            key, id_ = self._shape.split(entry_key, value)
+            stem = self._shape.stem(key)
             if stem != self._last[0]:
                 self._of_stem.clear()
-            if key in self._of_stem and self._is_value(key):
+            if key in self._of_stem and self._shape.comparable(key):
                 self._duplicates.append(DuplicateKey(key, (self._of_stem[key], id_)))
             self._of_stem[key] = id_
             self._last = stem, id_
-
-    def _is_value(self, key: bytes) -> bool:
-        """Whether a key can be held twice wrongly: NULL and MISSING equal nothing, as in SQL."""
-        values, _ = decode_key(key, self._structure.parts, self._structure.descending)
-        return not any(value is None or value is MISSING for value in values)
 
     def result(self, more: bool, reached: bytes, seen: int) -> DigestAnswer:
         sums = self._sums.astype("<u8").tobytes()

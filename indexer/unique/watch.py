@@ -74,14 +74,16 @@ class KeyShape:
         """The canonical key of an entry."""
         return self.split(entry_key, value)[0]
 
-    def brought(self, columns: PutsView) -> list[bytes]:
-        """The canonical keys that a segment brings."""
+    def brought(self, columns: PutsView, rows: Sequence[int]) -> list[bytes]:
+        """The canonical keys that some rows of a segment bring."""
+        keys = columns.keys
         if not self.stored:
-            return columns.keys
-        return list(map(self._structure.canonical, columns.keys, columns.values or ()))
+            return [keys[row] for row in rows]
+        values = columns.values or [b""] * len(keys)
+        return [self._structure.canonical(keys[row], values[row]) for row in rows]
 
     def comparable(self, key: bytes) -> bool:
-        """Whether a key can be equal to another at all: no part is NULL or MISSING."""
+        """Whether a key can be equal to another: no part is NULL or MISSING, which equal nothing in SQL."""
         values, _ = decode_key(key, self._structure.parts, self._structure.descending)
         return not any(value is None or isinstance(value, Missing) for value in values)
 
@@ -332,7 +334,8 @@ class UniqueWatch:
         keys: set[bytes] = set()
         for segment in segments:
             if segment.puts is not None:
-                keys.update(self._shape.brought(puts_columns(segment.puts)))
+                columns = puts_columns(segment.puts)
+                keys.update(self._shape.brought(columns, range(len(columns.keys))))
         return keys
 
     def _heard_again(self, segments: Sequence[Segment]) -> tuple[set[bytes], dict[bytes, frozenset[bytes]]]:
@@ -358,9 +361,9 @@ class UniqueWatch:
             return {}
         found: dict[int, list[bytes]] = {}
         columns = puts_columns(segment.puts)
-        keys = self._shape.brought(columns)
-        for row in np.flatnonzero(np.isin(columns.ordinals, ordinals)).tolist():
-            found.setdefault(int(columns.ordinals[row]), []).append(keys[row])
+        rows = np.flatnonzero(np.isin(columns.ordinals, ordinals)).tolist()
+        for row, key in zip(rows, self._shape.brought(columns, rows), strict=True):
+            found.setdefault(int(columns.ordinals[row]), []).append(key)
         return found
 
     def _note_documents(self) -> None:

@@ -43,8 +43,6 @@ def batch(
     rows: Sequence[Row], columns: Sequence[ArrowColumn], parts: int = 1, descending: tuple[bool, ...] = ()
 ) -> pa.RecordBatch:
     shape = Shape(
-        parts,
-        descending,
         structure_of("btree", parts, descending),
         None,
         1,
@@ -173,7 +171,7 @@ def test_usual_keys_are_taken_apart_without_an_object_per_row() -> None:
 def test_bytes_that_are_no_key_are_an_error_and_not_a_row(broken: bytes) -> None:
     keys = [encode_key(["Aachen", 1]) + b"u1", broken, encode_key(["Bonn", 1]) + b"u2"]
     maker = BatchMaker(
-        Shape(2, (), structure_of("btree", 2), None, 1, False, Partitioning(1)),
+        Shape(structure_of("btree", 2), None, 1, False, Partitioning(1)),
         [part(0, "text"), part(1, "bigint"), ID],
         {},
     )
@@ -183,7 +181,7 @@ def test_bytes_that_are_no_key_are_an_error_and_not_a_row(broken: bytes) -> None
 
 def test_ids_that_are_no_text_are_an_error() -> None:
     maker = BatchMaker(
-        Shape(1, (), structure_of("btree", 1), None, 1, False, Partitioning(1)), [part(0, "text"), ID], {}
+        Shape(structure_of("btree", 1), None, 1, False, Partitioning(1)), [part(0, "text"), ID], {}
     )
     with pytest.raises(UnicodeDecodeError):
         maker.batch([encode_key(["Aachen"]) + b"u\xff1"], [])

@@ -16,7 +16,7 @@ from indexer.scan.gather.scatter import Target
 from indexer.scan.gather.service import ScanService
 from indexer.scan.http.endpoint import unless_gone
 from indexer.scan.plan.errors import IndexNotReadyError
-from indexer.scan.plan.selection import Selection, Shape, selection_of, slices_of, spans_of
+from indexer.scan.plan.selection import Selection, Shape, selection_of, slices_of
 from indexer.scan.plan.waiting import ReaderGoneError
 from indexer.scan.request.request import (
     CountRequest,
@@ -89,10 +89,10 @@ def test_spans_that_overlap_or_touch_are_one() -> None:
             of(equals=["d"]),
         ]
     )
-    spans = spans_of(request, SHAPE)
+    spans = selection_of(request, SHAPE, 5).spans
     assert len(spans) == 2
     assert spans == sorted(spans, key=lambda one: one.low)
-    assert spans_of(ScanRequest(spans=[of(), of(equals=["b"])]), SHAPE) == [Span()]
+    assert selection_of(ScanRequest(spans=[of(), of(equals=["b"])]), SHAPE, 5).spans == [Span()]
 
 
 @pytest.mark.parametrize(

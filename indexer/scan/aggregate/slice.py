@@ -88,13 +88,14 @@ def wants_of(plan: AggregationPlan) -> list[Wants]:
     ]
 
 
-def shared_parts(plan: AggregationPlan, binding: Binding, ordered: bool = True) -> int | None:
-    """How many leading key parts the groups go by, in whatever order; None when they go by anything else, or
-    entries come in no order."""
-    if plan.groups and not ordered:
-        return None
-    ordinals = [binding.part(node) for node in plan.groups]
-    return len(set(ordinals)) if set(ordinals) == set(range(len(set(ordinals)))) else None
+def shared_parts(ordinals: Sequence[int | None]) -> int | None:
+    """How many leading key parts groups go by, in whatever order; None when they go by anything else.
+
+    Args:
+        ordinals: of what they go by, the key part that it is, None when it is none.
+    """
+    parts = set(ordinals)
+    return len(parts) if parts == set(range(len(parts))) else None
 
 
 def runs_backwards(plan: AggregationPlan, definition: IndexDefinition, reverse: bool) -> bool | None:
@@ -144,7 +145,6 @@ class SliceAggregate:
         self._descending = definition.descending
         self._wants = wants_of(plan)
         ordered = definition.structure.ordered
-        self._shared = shared_parts(plan, binding, ordered)
         backwards = runs_backwards(plan, definition, reverse)
         self.streams = backwards is not None
         self.backwards = bool(backwards)
@@ -152,6 +152,7 @@ class SliceAggregate:
         self._max_groups = max_groups
         self._values = [binding.value(node) for node in plan.groups]
         self._parts = [binding.part(node) if ordered else None for node in plan.groups]
+        self._shared = shared_parts(self._parts)
         self._plain_parts = [part for part in self._parts if part is not None]
         self._columns: list[AggregateColumn] = []
         needs = Needs()

@@ -32,16 +32,12 @@ class Shape:
     """What selections and rows need to know of an index, worked out once.
 
     Attributes:
-        parts: how many parts its key has.
-        descending: its directions, empty when every part ascends.
         structure: what its entries are found by.
         partition_part: the key part that the partitioning goes by, None when it is none of them.
         includes: whether it has included columns.
         partitioning: how its entries fall to slices.
     """
 
-    parts: int
-    descending: tuple[bool, ...]
     structure: Structure
     partition_part: int | None
     slices: int
@@ -52,14 +48,22 @@ class Shape:
     def of(cls, definition: IndexDefinition, splits: Sequence[bytes] = ()) -> Shape:
         """That of an index; `splits` are those of its record."""
         return cls(
-            len(definition.keys),
-            definition.descending,
             definition.structure,
             definition.partition_part,
             definition.slices,
             bool(definition.include),
             Partitioning.of(definition, splits),
         )
+
+    @property
+    def parts(self) -> int:
+        """How many parts its key has."""
+        return self.structure.parts
+
+    @property
+    def descending(self) -> tuple[bool, ...]:
+        """Its directions, empty when every part ascends."""
+        return self.structure.descending
 
     @property
     def in_order(self) -> int:
@@ -142,18 +146,13 @@ def filter_json(selection: Selection) -> bytes:
     return b"" if selection.filter is None else msgspec.json.encode(selection.filter)
 
 
-def spans_of(question: Question, shape: Shape) -> list[Span]:
-    """The disjoint spans, in order, that a request means in an index; none when it can select nothing.
+def _selected(question: Question, shape: Shape) -> list[Selected]:
+    """What a request means, one for each stretch.
 
     Raises:
         CallerError (422): more key parts than the index has, or a value that no key can hold.
         NotOrderedError: what only an ordered structure answers.
     """
-    return merge_spans(one.span for one in _selected(question, shape))
-
-
-def _selected(question: Question, shape: Shape) -> list[Selected]:
-    """What a request means, one for each stretch."""
     asked: Sequence[SpanRequest | Question] = (question,) if question.spans is None else question.spans
     return [shape.structure.selected(_wanted(one)) for one in asked]
 
@@ -170,7 +169,7 @@ def _values_of(one: SpanRequest | Question, shape: Shape) -> Span:
 def slices_of(question: Question, shape: Shape) -> Sequence[int]:
     """The slices that can hold entries of what is selected; of these only the `slices` that were asked for.
     Of HASH one per stretch that fixes the part that the partitioning goes by, else all. Of RANGE those that
-    a stretch reaches, if it fixes the parts before that one. (`spans_of` has checked the values.)
+    a stretch reaches, if it fixes the parts before that one. (`selection_of` has checked the values.)
 
     Raises:
         CallerError (422): the index has no such slice.
