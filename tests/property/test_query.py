@@ -371,10 +371,26 @@ def by_name(value: Any) -> Any:
 
 
 def orders(one: Found) -> list[str]:
-    """What a row is ordered by; numbers of one value are one."""
-    return [
-        repr(float(each)) if naive.is_number(each) else json.dumps(each, default=repr) for each in one.order
-    ]
+    """What a row is ordered by; what collation holds for equal is one: neither 1 and 1.0 nor the order of an
+    object's members tells rows apart, at any depth."""
+    return [repr(as_ordered(each)) for each in one.order]
+
+
+def as_ordered(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: as_ordered(value[name]) for name in sorted(value)}
+    if isinstance(value, list):
+        return [as_ordered(one) for one in value]
+    return float(value) if naive.is_number(value) else value
+
+
+def test_rows_are_told_apart_by_what_collation_tells_apart() -> None:
+    def found(value: Any) -> list[str]:
+        return orders(Found((), (value,)))
+
+    assert found({"e": [1], "d": 0}) == found({"d": 0, "e": [1.0]})
+    assert found({"e": 1}) != found({"e": True})
+    assert found(["1"]) != found([1])
 
 
 def definition_of(statement: str) -> IndexDefinition:
