@@ -54,6 +54,10 @@ class _OneThread:
 
     _owner: threading.Thread | None = None
 
+    def __bool__(self) -> bool:
+        """Of librdkafka's clients the length is that of their queue: an idle one would be false."""
+        return True
+
     def hand_over(self) -> None:
         """Give it away: the next thread that uses it has it."""
         self._own("hand_over")

@@ -53,7 +53,8 @@ class EndWatch:
         if self._asked is None:
             if self._now() >= self._due:
                 spec: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-                self._client = self._client or self._make()
+                if self._client is None:
+                    self._client = self._make()
                 self._asked = self._client.list_offsets(
                     {self._place: spec},
                     isolation_level=IsolationLevel.READ_COMMITTED,
