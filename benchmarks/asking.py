@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from benchmarks.harness import Bench, progress_line
+from benchmarks.patience import limit
 from keytide.errors import invariant
 from keytide.process.worker import Worker
 
@@ -75,9 +76,9 @@ def wait_job(bench: Bench, id_: str) -> dict[str, Any]:
 
 def wait(done: Callable[[], bool], what: str) -> None:
     """Wait until something is so, which words say."""
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + limit(LIMIT_S)
     while not done():
-        invariant(time.monotonic() < deadline, "BenchmarkWait", f"{what}: not after {LIMIT_S:.0f} s")
+        invariant(time.monotonic() < deadline, "BenchmarkWait", f"{what}: not after {limit(LIMIT_S):.0f} s")
         time.sleep(0.1)
 
 
@@ -143,7 +144,8 @@ def metric(url: str, name: str) -> int:
 def until(condition: Callable[[], bool], began: float) -> float:
     """Seconds since `began` when the condition holds."""
     while not condition():
-        invariant(time.monotonic() - began < SOON_S, "BenchmarkLimit", f"not within {SOON_S} s")
+        soon = limit(SOON_S)
+        invariant(time.monotonic() - began < soon, "BenchmarkLimit", f"not within {soon:.0f} s")
         time.sleep(0.005)
     return time.monotonic() - began
 

@@ -26,6 +26,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from benchmarks.patience import limit
 from benchmarks.watching import Watch
 from deploy.cluster import LocalCluster
 from keytide.cli.admin import Admin
@@ -170,7 +171,7 @@ class Bench:
 
     def wait_build(self, build: Any) -> dict[str, Any]:
         id_ = build["id"] if isinstance(build, dict) else build
-        deadline = time.monotonic() + READY_LIMIT_S
+        deadline = time.monotonic() + limit(READY_LIMIT_S)
         while time.monotonic() < deadline:
             state: dict[str, Any] = self.admin.call("GET", f"/v1/builds/{id_}")
             progress_line(f"build {state['state']} {state.get('documents_done')}")
@@ -179,7 +180,7 @@ class Bench:
             if state["state"] in ("FAILED", "CANCELLED"):
                 raise CallerError(f"build {id_} is {state['state']}: {state.get('error')}")
             time.sleep(0.05)
-        raise CallerError(f"build {id_} is not READY after {READY_LIMIT_S} s")
+        raise CallerError(f"build {id_} is not READY after {limit(READY_LIMIT_S):.0f} s")
 
     def ends(self, topic: str) -> dict[int, int]:
         """Next offsets of a topic."""
@@ -195,7 +196,7 @@ class Bench:
 
     def wait_indexed(self, index: str, ends: Mapping[int, int], limit_s: float = READY_LIMIT_S) -> None:
         """Wait until a stable scan includes everything below `ends`."""
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + limit(limit_s)
         wanted = {str(p): o for p, o in ends.items()}
         while True:
             try:

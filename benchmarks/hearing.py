@@ -11,6 +11,7 @@ from typing import NamedTuple
 from confluent_kafka import Consumer, TopicPartition
 
 from benchmarks.asking import SOON_S
+from benchmarks.patience import limit
 from keytide.errors import invariant
 from keytide.model.topics import Topics
 from keytide.wire.messages import Leading, Published, StabilityTimestamp, decode
@@ -77,7 +78,7 @@ class Stamps:
         """When the first timestamp after `moment` came; waits for it."""
         with self._changed:
             invariant(
-                self._changed.wait_for(lambda: bool(self.times) and self.times[-1] > moment, SOON_S),
+                self._changed.wait_for(lambda: bool(self.times) and self.times[-1] > moment, limit(SOON_S)),
                 "BenchmarkStamps",
                 "no stability timestamp comes",
             )
@@ -101,7 +102,9 @@ class Stamps:
 
     def _first(self, is_it: Callable[[Heard], bool], otherwise: str) -> float:
         with self._changed:
-            found = self._changed.wait_for(lambda: [one.at for one in self._heard if is_it(one)], SOON_S)
+            found = self._changed.wait_for(
+                lambda: [one.at for one in self._heard if is_it(one)], limit(SOON_S)
+            )
         invariant(bool(found), "BenchmarkStamps", otherwise)
         return found[0]
 

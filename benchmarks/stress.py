@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks import harness
+from benchmarks import harness, patience
 from benchmarks.harness import Result, say
 
 TROUBLE: Final = re.compile(
@@ -79,9 +79,11 @@ def busy(wanted: bool) -> Iterator[None]:
     spinners = [context.Process(target=_spin, daemon=True) for _ in range(count)]
     for one in spinners:
         one.start()
+    patience.is_busy(wanted)
     try:
         yield
     finally:
+        patience.is_busy(False)
         for one in spinners:
             one.kill()
         for one in spinners:

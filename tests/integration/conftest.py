@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -38,6 +39,26 @@ def _settings(request: pytest.FixtureRequest) -> Iterator[None]:
         patch.setenv("KEYTIDE_BUILD__VERIFY", "true" if wanted else "false")
         patch.setenv("KEYTIDE_BUILD__NICE", "0")
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_client_is_leaked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No process of a module has dropped a client of Kafka without closing it (`keytide.kafka.clients`): it
+    would keep it, with its threads, until it ends."""
+    began = time.time()
+    yield
+    logs = [
+        *tmp_path_factory.getbasetemp().rglob("logs/*.log"),
+        *tmp_path_factory.getbasetemp().rglob("driver.log"),
+    ]
+    dropped = [
+        f"{path}: {line}"
+        for path in logs
+        if path.stat().st_mtime >= began
+        for line in path.read_text(errors="replace").splitlines()
+        if "was dropped without being closed" in line
+    ]
+    assert not dropped, "\n".join(dropped[:10])
 
 
 @pytest.fixture(scope="session")
