@@ -2,12 +2,12 @@
 
 Theory of operation
 ===================
-A slice is the hash of the partition key modulo the number of slices, or the range between two splits that the
-partition key falls into (`keytide.catalog.partitioning` has the rules, and answers for single keys). Every
-slice of an index gets a segment for every batch, with the full range of offsets [start, end) and the shared
-`Heard` columns, even when the batch brings it nothing: it hears every document, so that it removes what it
-holds under another key, and it knows how far it has heard (ADR 2). A line of the skip ledger goes to the
-slice of hash(document id).
+A partition is the hash of the partition key modulo the number of partitions, or the range between two splits
+that the partition key falls into; of several slices, the hash of the document id says which
+(`keytide.catalog.partitioning` has the rules, and answers for single keys). Every slice of an index gets a
+segment for every batch, with the full range of offsets [start, end) and the shared `Heard` columns, even when
+the batch brings it nothing: it hears every document, so that it removes what it holds under another key, and
+it knows how far it has heard (ADR 2). A line of the skip ledger goes to the slice of hash(document id).
 
 The hash, the order of encoded values, and the slice they give, are on the disks of running clusters: they
 never change.
@@ -31,8 +31,11 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from keytide.wire.columns import cut_segment, hashes_of, pack_puts
+from keytide.catalog.partitioning import Partitioning
+from keytide.wire.columns import cut_segment, hashes_of, heard_hashes, pack_puts
 from keytide.wire.messages import Heard, Puts, Segment, Skip
+
+NO_HASHES: Final[npt.NDArray[np.uint64]] = np.zeros(0, np.uint64)
 
 _SEGMENT_BYTES: Final = 100
 """What a segment takes beside its documents."""
@@ -57,36 +60,47 @@ class Entries(Protocol):
     def skips(self) -> list[Skip]: ...
 
 
-def slice_of(partition_key_hash: int, slices: int) -> int:
-    """The slice of an entry, by the hash (xxh3_64) of its partition key; or of a skip, by that of its
-    document id."""
-    return partition_key_hash % slices
+def slices_of_hashes(hashes: npt.NDArray[np.uint64], slices: int) -> npt.NDArray[np.uint16]:
+    """The slice of each line of the skip ledger, by the hash (xxh3_64) of its document id. u16[n]."""
+    return (hashes % np.uint64(slices)).astype(np.uint16)
 
 
 def slices_of(
-    partition_keys: Sequence[bytes], slices: int, splits: Sequence[bytes] = ()
+    partition_keys: Sequence[bytes], rule: Partitioning, id_hashes: npt.NDArray[np.uint64] = NO_HASHES
 ) -> npt.NDArray[np.uint16]:
-    """The slice of each partition key. u16[n].
+    """The slice of each entry, by its partition key. u16[n].
 
     Args:
-        splits: of a RANGE index (`keytide.catalog.partitioning`); empty for HASH.
+        id_hashes: hash (xxh3_64) of each entry's document id, u64[n]; needed where partitions are of several
+            slices.
     """
-    if splits:
+    if rule.splits:
         # Fixed widths compare like the bytes themselves: keys and splits are code words, none of which is a
         # prefix of another, so they differ within the shorter one, before any byte that is cut or filled in.
-        kind = f"S{max(map(len, splits))}"
-        found = np.searchsorted(np.array(splits, kind), np.array(partition_keys, kind), side="right")
-        return found.astype(np.uint16)
-    return (hashes_of(partition_keys, len(partition_keys)) % np.uint64(slices)).astype(np.uint16)
+        kind = f"S{max(map(len, rule.splits))}"
+        splits = np.array(rule.splits, kind)
+        found = np.searchsorted(splits, np.array(partition_keys, kind), side="right").astype(np.uint16)
+    else:
+        found = slices_of_hashes(hashes_of(partition_keys, len(partition_keys)), rule.partitions)
+    if not rule.spread:
+        return found
+    number = id_hashes % np.array(rule.spread, np.uint64)[found]
+    return (np.array(rule.starts, np.uint16)[found] + number).astype(np.uint16)
 
 
 def route(
-    entries: Entries, slices: int, splits: Sequence[bytes] = ()
+    entries: Entries, rule: Partitioning, hashes: npt.NDArray[np.uint64] = NO_HASHES
 ) -> list[tuple[Puts | None, list[Skip]]]:
-    """What goes to each slice: its entries, by ascending ordinal, and its lines of the skip ledger."""
+    """What goes to each slice: its entries, by ascending ordinal, and its lines of the skip ledger.
+
+    Args:
+        hashes: of the ids of the batch's heard documents; needed where partitions are of several slices.
+    """
+    slices = rule.slices
     routed: list[tuple[Puts | None, list[Skip]]] = [(None, []) for _ in range(slices)]
     if entries.keys:
-        of_entry = slices_of(entries.partition_keys, slices, splits)
+        of_ids = hashes[entries.ordinals] if rule.spread else hashes
+        of_entry = slices_of(entries.partition_keys, rule, of_ids)
         order = np.argsort(of_entry, kind="stable")  # a radix sort, for 16 bits
         ends = np.cumsum(np.bincount(of_entry, minlength=slices)).tolist()
         ordinals = entries.ordinals[order]
@@ -99,7 +113,8 @@ def route(
                 routed[number] = (pack_puts(ordinals[start:end], keys[start:end], some), [])
             start = end
     if entries.skips:
-        of_skip = slices_of([skip.id for skip in entries.skips], slices).tolist()
+        ids = [skip.id for skip in entries.skips]
+        of_skip = slices_of_hashes(hashes_of(ids, len(ids)), slices).tolist()
         for skip, number in zip(entries.skips, of_skip, strict=True):
             routed[number][1].append(skip)
     return routed
@@ -107,25 +122,25 @@ def route(
 
 def segments(
     entries: Entries,
-    slices: int,
+    rule: Partitioning,
     *,
     partition: int,
     epoch: int,
     start: int,
     end: int,
     heard: Heard | None,
-    splits: Sequence[bytes] = (),
     below: int = -1,
 ) -> list[Segment]:
     """One segment per slice, in slice order; a sync message where there is nothing to say.
 
     Args:
+        rule: of the index.
         partition, epoch, start, end, heard, below: of the batch that was projected.
-        splits: of a RANGE index.
     """
+    hashes = NO_HASHES if heard is None else heard_hashes(heard)
     return [
         Segment(partition, epoch, start, end, heard, puts, skips, below)
-        for puts, skips in route(entries, slices, splits)
+        for puts, skips in route(entries, rule, hashes)
     ]
 
 

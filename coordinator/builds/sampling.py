@@ -69,7 +69,7 @@ class SplitSampling:
         run = self._registry.run(record.id)
         for index in self.wanted(record):
             splits = tuple(message.splits.get(index.id, ()))
-            if len(splits) != index.slices - 1 or list(splits) != sorted(splits):
+            if len(splits) != index.definition.partitions - 1 or list(splits) != sorted(splits):
                 continue  # of another driver than the one that was started: it has its own word to say
             run.splits[index.id] = splits
             if not message.entries.get(index.id):

@@ -17,7 +17,7 @@ from keytide.catalog.records import IndexRecord, KeyspaceRecord, Record, record_
 from keytide.definition.index import IndexDefinition
 from keytide.errors import CallerError
 from keytide.model.hints import did_you_mean
-from keytide.model.protocol import OTHER_STRUCTURES
+from keytide.model.protocol import OTHER_STRUCTURES, SUBPARTITIONS
 from keytide.model.topics import Topics
 
 
@@ -117,10 +117,9 @@ class Dictionary:
             replaces: id of the one whose name it is to take over.
 
         Raises:
-            UpgradeNeededError: it has a structure that somebody does not know.
+            UpgradeNeededError: as `use_protocol_of`.
         """
-        if definition.using != "btree":
-            self.use_protocol(OTHER_STRUCTURES, f"an index USING {definition.using}")
+        self.use_protocol_of(definition)
         index = IndexRecord(
             id=f"{definition.name}-{self.number()}",
             definition=definition,
@@ -133,6 +132,17 @@ class Dictionary:
         )
         self.put(index)
         return index
+
+    def use_protocol_of(self, definition: IndexDefinition) -> None:
+        """Have the version of the protocol in use that makes everybody understand a definition.
+
+        Raises:
+            UpgradeNeededError: somebody does not know what it needs.
+        """
+        if definition.using != "btree":
+            self.use_protocol(OTHER_STRUCTURES, f"an index USING {definition.using}")
+        if definition.spread:
+            self.use_protocol(SUBPARTITIONS, "an index with SUBPARTITION BY")
 
     def index_named(self, name: str) -> IndexRecord:
         """The index of that name.

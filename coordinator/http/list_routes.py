@@ -20,6 +20,7 @@ from coordinator.statements.partitions import literal_of
 from coordinator.views import index_lists as list_views
 from coordinator.views import loads, views
 from coordinator.views.slices import nodes_to_ask, slice_statuses
+from keytide.catalog.partitioning import Partitioning
 from keytide.catalog.records import IndexRecord
 from keytide.definition.statement import SplitPartition
 from keytide.errors import UNDECODABLE, RetryableError
@@ -92,7 +93,7 @@ def add_lists(app: FastAPI, access: LeaderAccess, nodes: NodeClient) -> None:
 
 
 async def in_half(access: LeaderAccess, nodes: NodeClient, statement: SplitPartition) -> SplitPartition:
-    """SPLIT PARTITION where half of what is written to the slice lies; as it is where nobody can say.
+    """SPLIT PARTITION where half of what is written to the partition lies; as it is where nobody can say.
 
     Raises:
         NoSuchIndexError: there is none.
@@ -102,13 +103,20 @@ async def in_half(access: LeaderAccess, nodes: NodeClient, statement: SplitParti
     def look(leader: Leader, now: int) -> tuple[IndexRecord, list[tuple[str, ListAsk]], _Ways]:
         index, number = leader.dictionary.index_named(statement.name), statement.partition
         asked: list[tuple[str, ListAsk]] = []
-        if index.definition.partition_kind == "range" and number < len(index.placement):
-            asked = loads.asks(index, [number], nodes_to_ask(leader, index))
+        if (
+            index.definition.partition_kind == "range"
+            and index.placement
+            and number < index.definition.partitions
+        ):
+            first = Partitioning.of(index.definition, index.splits).starts[number]
+            asked = loads.asks(index, [first], nodes_to_ask(leader, index))
         return index, asked, _ways(leader, now)
 
     index, asked, ways = await access.look(look)
     written = [one for page in await _ask(access, nodes, asked, ways) for one in page.written]
-    split = next((at for one in written if (at := halving_split(index, one.slice, one)) is not None), None)
+    split = next(
+        (at for one in written if (at := halving_split(index, statement.partition, one)) is not None), None
+    )
     literal = literal_of(split) if split is not None else None
     return statement if literal is None else replace(statement, at=(literal,))
 

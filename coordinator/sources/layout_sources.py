@@ -73,6 +73,7 @@ def other_entries(new: IndexDefinition, old: IndexDefinition) -> str:
         partition_kind=new.partition_kind,
         given_splits=new.given_splits,
         slices=new.slices,
+        partition_slices=new.partition_slices,
         replicas=new.replicas,
         defer_build=new.defer_build,
         auto_split=new.auto_split,

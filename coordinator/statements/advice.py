@@ -1,7 +1,8 @@
 """What helps a slice that gets, or holds, much more than the others of its index. Pure.
 
-What helps depends on why. Equal values lie in one slice: where one value has most of the load, no other
-number of slices parts it, and only partitioning by something else does. By RANGE, a split where half the load
+What helps depends on why. Equal values lie in one partition: where one value has most of the load, no other
+number of partitions parts it; having that partition spread over several slices by the document id does, at
+the price that scans of its values ask all of these. By RANGE, a split where half the load
 lies shares it out, unless values rise: then all of it lies behind the last split again. Otherwise there are
 too few slices. Each statement makes a new layout, which is built while the old one answers.
 """
@@ -16,8 +17,8 @@ from msgspec.structs import replace
 
 from coordinator.core.slice_loads import Hot
 from coordinator.statements.partitions import literal_of, repartitioned, shown, splits_of
+from keytide.catalog.partitioning import Partitioning
 from keytide.catalog.records import IndexRecord
-from keytide.definition.expression import DocumentId
 from keytide.definition.index import MAX_REPLICAS, MAX_SLICES, IndexDefinition
 from keytide.definition.normal import normal_statement
 from keytide.definition.render import render_expression, render_name
@@ -29,6 +30,8 @@ MOST: Final = 0.5
 """A value with so much of what is written has most of it."""
 LEAST_SAMPLED: Final = 16
 """Values that there must be, to say something of how they are spread."""
+FEW: Final = 4
+"""So many slices a partition has for each one that it had, when one value is too much for it."""
 RISING: Final = 0.8
 """Values rise when so many are above nine tenths of those of the window before."""
 
@@ -53,7 +56,7 @@ def advice(
     if hot.measure == "reads":
         return _reads(index, most)
     if written is not None and (value := most_written(written)) is not None:
-        return _one_value(definition, value, written)
+        return _one_value(index, hot, value, written, most)
     if definition.partition_kind == "range":
         return _range(index, hot, written, most)
     more = _more_slices(index, most)
@@ -63,10 +66,15 @@ def advice(
     )
     by = render_expression(definition.partition)
     return Advice(
-        f"several values of {by} fall to it: more slices part them; {also}, and PARTITION BY HASH(id) "
-        "spreads it",
+        f"several values of {by} fall to it: more partitions part them; {also}, and a partition of several "
+        "slices spreads it",
         more,
     )
+
+
+def partition_of(index: IndexRecord, number: int) -> int:
+    """The partition that a slice of an index belongs to."""
+    return Partitioning.of(index.definition, index.splits).partition_of_slice(number)
 
 
 def most_written(written: WrittenSlice) -> bytes | None:
@@ -77,8 +85,12 @@ def most_written(written: WrittenSlice) -> bytes | None:
 
 
 def halving_split(index: IndexRecord, number: int, written: WrittenSlice) -> bytes | None:
-    """Where to part a slice of a RANGE index, so that about half of what is written to it lies on each side;
-    None when that cannot be said. A value that equals a split lies behind it."""
+    """Where to part a partition of a RANGE index, so that about half of what is written to it lies on each
+    side; None when that cannot be said. A value that equals a split lies behind it.
+
+    Args:
+        written: to one of its slices: to each of them go the same values.
+    """
     values = sorted((*written.before, *written.listed))
     if len(values) < LEAST_SAMPLED:
         return None
@@ -110,7 +122,8 @@ def _reads(index: IndexRecord, most: int) -> Advice:
     )
 
 
-def _one_value(definition: IndexDefinition, value: bytes, written: WrittenSlice) -> Advice:
+def _one_value(index: IndexRecord, hot: Hot, value: bytes, written: WrittenSlice, most: int) -> Advice:
+    definition = index.definition
     share = round(100 * written.heavy[0].least / written.total)
     said_value = shown(value)
     by = render_expression(definition.partition)
@@ -120,14 +133,20 @@ def _one_value(definition: IndexDefinition, value: bytes, written: WrittenSlice)
             "parted: see why it is written so often"
         )
     said = f"{by} = {said_value} has at least {share} % of what is written to it"
-    said += ", and no other number of slices parts it"
     if definition.unique:
         return Advice(
-            f"{said}; a UNIQUE index can be partitioned by another part of its key only, if it has one"
+            f"{said}, and no other number of slices parts it; a UNIQUE index can be partitioned by another "
+            "part of its key only, if it has one"
         )
+    number = partition_of(index, hot.slice)
+    slices = definition.spread[number] if definition.spread else 1
+    more = min(FEW * slices, slices + most - index.slices)
+    if more <= slices:
+        return Advice(f"{said}, and the index has as many slices as it may have")
     return Advice(
-        f"{said}: partition by the document id. The price: scans with {by} = ... ask every slice then",
-        _replacing(definition, partition=DocumentId(), partition_kind="hash", given_splits=()),
+        f"{said}: have partition {number} spread over {more} slices by the document id. The price: scans "
+        f"with {by} = {said_value} ask these {more} slices then, all at once",
+        f"ALTER INDEX {render_name(index.name)} PARTITION {number} SET (slices={more})",
     )
 
 
@@ -141,9 +160,10 @@ def _range(index: IndexRecord, hot: Hot, written: WrittenSlice | None, most: int
                 f"by its hash. The price: scans of a range of {by} ask every slice then",
                 _replacing(definition, partition_kind="hash", given_splits=()),
             )
-        split = halving_split(index, hot.slice, written)
+        number = partition_of(index, hot.slice)
+        split = halving_split(index, number, written)
         if split is not None:
-            return _split_at(index, hot.slice, split)
+            return _split_at(index, number, split)
     if definition.given_splits:
         return Advice(
             "its splits were given, and do not fit what there is: without them the build finds some that do",
@@ -169,10 +189,15 @@ def _split_at(index: IndexRecord, number: int, split: bytes) -> Advice:
 
 
 def _more_slices(index: IndexRecord, most: int) -> str | None:
+    definition, name = index.definition, render_name(index.name)
+    if definition.spread:
+        if definition.given_splits or len(set(definition.spread)) > 1 or 2 * index.slices > most:
+            return None
+        return f"ALTER INDEX {name} SET (partitions={2 * definition.partitions})"
     slices = min(2 * index.slices, most)
-    if slices <= index.slices or index.definition.given_splits:
+    if slices <= index.slices or definition.given_splits:
         return None
-    return f"ALTER INDEX {render_name(index.name)} SET (slices={slices})"
+    return f"ALTER INDEX {name} SET (slices={slices})"
 
 
 def _replacing(definition: IndexDefinition, **members: Any) -> str:

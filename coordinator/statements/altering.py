@@ -28,7 +28,7 @@ from coordinator.core.instructions import Instruction, Note
 from coordinator.statements.names import check_name, taken
 from keytide.catalog.records import IndexRecord
 from keytide.definition.index import IndexDefinition
-from keytide.definition.normal import normal_statement
+from keytide.definition.normal import normal_statement, render_slices
 from keytide.definition.render import render_expression
 
 
@@ -44,10 +44,15 @@ def set_layout(
         ConflictError: it is built now.
     """
     _check_state(builds, index)
+    builds.registry.dictionary.use_protocol_of(definition)
     index = replace(index, definition=altered(definition))
     builds.registry.dictionary.put(index)
     how = f"{definition.partition_kind.upper()}({render_expression(definition.partition)})"
     how += f", parted {_where(definition)}" if definition.partition_kind == "range" else ""
+    if definition.spread:
+        how += (
+            f", {len(definition.spread)} partitions of {render_slices(definition.spread)} slices by HASH(id)"
+        )
     text = f"index {index.name} is to have {definition.slices} slices by {how}: its next build makes them"
     return text, index, [Note("info", "index-altered", index.name, text)]
 

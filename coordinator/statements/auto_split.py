@@ -33,7 +33,7 @@ from coordinator.core.events import WrittenTold
 from coordinator.core.instructions import AskWritten, Instruction, Note
 from coordinator.core.slice_loads import STAYS, Hot, Measure, SliceLoads
 from coordinator.core.source_status import SourceStatus
-from coordinator.statements.advice import LEAST_SAMPLED, advice, most_written
+from coordinator.statements.advice import LEAST_SAMPLED, advice, most_written, partition_of
 from coordinator.statements.partitions import splits_of
 from coordinator.statements.replacing import alter
 from keytide.catalog.auto_split import AutoSplit
@@ -216,7 +216,8 @@ class AutoSplits:
         dictionary.put(replace(index, auto_split=mark))
         dictionary.put(replace(dictionary.catalog.index(new.id) or new, auto_split=mark))
         self.waiting[index.id] = self._words(index, now)
-        did = f"partition {hot.slice} is split" if isinstance(statement, SplitPartition) else "more slices"
+        number = partition_of(index, hot.slice)
+        did = f"partition {number} is split" if isinstance(statement, SplitPartition) else "more slices"
         after = self._limits.after_ms // 1000
         why = f"slice {hot.slice} of {index.name} has been hot for {after} s or longer ({hot.words})"
         return [*out, Note("info", "auto-split", index.name, f"{why}: {did} by auto_split; {text}")]
@@ -242,7 +243,10 @@ def what_parts(
     if not written.known:
         return "entries do not say by which value they came here, so one may have most of the load"
     if most_written(written) is not None:
-        return "one value has most of what is written to it, and no number of slices parts that"
+        found = advice(index, hot, written, most)
+        return (
+            f"one value has most of what is written to it, so what helps is for you to decide: {found.text}"
+        )
     if len(written.before) + len(written.listed) < LEAST_SAMPLED:
         return "too little is written to it to say whether one value has most of the load"
     last = index.auto_split
@@ -263,6 +267,8 @@ def what_parts(
             return statement
         case AlterIndex(slices=int(slices)) if slices > index.slices:
             return statement
+        case AlterIndex(partitions=int(partitions)) if partitions > index.definition.partitions:
+            return statement
     return f"what helps is for you to decide: {found.text}"
 
 
@@ -272,7 +278,7 @@ def _heirs(
     """The slices of a new layout that have what a slice of the old one had; none when any may."""
     if isinstance(statement, AlterIndex):
         return ()
-    splits = splits_of(old)
-    low = splits[hot.slice - 1] if hot.slice else b""
-    high = splits[hot.slice] if hot.slice < len(splits) else None
+    splits, number = splits_of(old), partition_of(old, hot.slice)
+    low = splits[number - 1] if number else b""
+    high = splits[number] if number < len(splits) else None
     return tuple(Partitioning.of(new.definition).slices_of_values(low, high))

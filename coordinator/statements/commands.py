@@ -40,6 +40,7 @@ from keytide.definition.statement import (
     MergePartitions,
     RenameIndex,
     SplitPartition,
+    SpreadPartition,
     Statement,
 )
 from keytide.errors import CallerError
@@ -117,7 +118,7 @@ class Commands:
                 if self._default_replicas and "replicas" not in said:
                     definition = altered(definition, replicas=self._default_replicas)
                 return self.create(definition, if_not_exists, source, now)
-            case AlterIndex() | SplitPartition() | MergePartitions():
+            case AlterIndex() | SplitPartition() | MergePartitions() | SpreadPartition():
                 text, index, build, out = alter(self._builds, statement, source, now)
                 return self._done(now, text, index, build, out=out)
             case RenameIndex(name, new_name):

@@ -1,24 +1,36 @@
-"""What ALTER INDEX ... PARTITION BY, SPLIT PARTITION and MERGE PARTITIONS ask for, as a definition. Pure.
+"""What ALTER INDEX ... SET (slices=n), PARTITION BY, PARTITION n SET, SPLIT PARTITION and MERGE PARTITIONS
+ask for, as a definition. Pure.
 
-Theory of operation. The numbers are those of slices, as `keytide index show` has them. Slice n of a RANGE
-index lies between its splits n - 1 and n: to part it is to have one more split, to merge it with the next
-one is to leave split n out. The splits that there are were given, or a build has found them; all of them
-stand in the SPLIT AT of the definition that comes out, so a new layout parts where the old one did. A build
-that had no use for all its splits has made the last ones equal, with empty slices between: these are left
-out.
+Theory of operation. The numbers are those of partitions, as `keytide index show` has them; where each is one
+slice, those of slices. Partition n of a RANGE index lies between its splits n - 1 and n: to part it is to
+have one more split, to merge it with the next one is to leave split n out. What becomes of a partition of
+several slices has as many as the largest of those that it comes from. The splits that there are were given,
+or a build has found them; all of them stand in the SPLIT AT of the definition that comes out, so a new layout
+parts where the old one did. A build that had no use for all its splits has made the last ones equal, with
+empty partitions between: these are left out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from msgspec import UNSET
 from msgspec.structs import replace
 
-from keytide.catalog.partitioning import readable_splits
+from keytide.catalog.partitioning import Partitioning, readable_splits
 from keytide.catalog.records import IndexRecord
 from keytide.collation import decode_key, encode_part
 from keytide.definition.expression import Literal
 from keytide.definition.index import MAX_SLICES, IndexDefinition
+from keytide.definition.normal import render_slices
 from keytide.definition.render import render_expression, render_name
-from keytide.definition.statement import Alteration, AlterIndex, MergePartitions, SplitPartition
+from keytide.definition.statement import (
+    Alteration,
+    AlterIndex,
+    MergePartitions,
+    SplitPartition,
+    SpreadPartition,
+)
 from keytide.errors import CallerError
 
 
@@ -30,11 +42,15 @@ def repartitioned(index: IndexRecord, statement: Alteration) -> IndexDefinition:
         CallerError: the index cannot have such slices.
     """
     match statement:
-        case AlterIndex(partition=None, slices=None):
+        case AlterIndex(partition=None, slices=None, partitions=None):
             return index.definition
         case AlterIndex(partition=None, slices=int(slices)):
             check_splits(index, slices)
             return replace(index.definition, slices=slices)
+        case AlterIndex(partition=None, partitions=int(partitions)):
+            return _with_partitions(index, partitions)
+        case SpreadPartition():
+            return _spread(index, statement)
         case AlterIndex():
             return _partitioned_by(index, statement)
         case SplitPartition():
@@ -47,8 +63,15 @@ def check_splits(index: IndexRecord, slices: int) -> None:
     """See that an index may have so many slices.
 
     Raises:
-        CallerError: its splits say how many it has.
+        CallerError: its splits say how many it has, or its partitions.
     """
+    if (spread := index.definition.spread) and slices != index.slices:
+        name = render_name(index.name)
+        raise _refused(
+            f"index {index.name} has {len(spread)} partitions of {render_slices(spread)} slices: no number "
+            "of slices says how many of each",
+            f"ALTER INDEX {name} PARTITION n SET (slices=m) for one partition, or SET (partitions=m)",
+        )
     if index.definition.given_splits and slices != index.slices:
         name = render_name(index.name)
         raise _refused(
@@ -83,14 +106,63 @@ def _partitioned_by(index: IndexRecord, statement: AlterIndex) -> IndexDefinitio
     by, definition = statement.partition, index.definition
     if by is None:
         return definition
-    slices = definition.slices if statement.slices is None else statement.slices
-    made = replace(
-        definition,
-        partition=by.expression,
-        partition_kind=by.kind,
-        given_splits=by.splits,
-        slices=len(by.splits) + 1 if by.splits else slices,
-    )
+    said = statement.partitions if by.slices else statement.slices
+    partitions = definition.partitions if by.slices else definition.slices
+    spread = by.spread(partitions if said is None else said)
+    made = replace(definition, partition=by.expression, partition_kind=by.kind, given_splits=by.splits)
+    made = _of(index, made, spread)
+    if fault := made.partition_fault:
+        raise _refused(f"index {index.name}: {fault[0]}", fault[1])
+    return made
+
+
+def _of(index: IndexRecord, definition: IndexDefinition, spread: Sequence[int]) -> IndexDefinition:
+    """The definition with partitions of so many slices.
+
+    Raises:
+        CallerError: they are too many.
+    """
+    if sum(spread) > MAX_SLICES:
+        raise _refused(
+            f"index {index.name} would have {sum(spread):,} slices, and {MAX_SLICES:,} is the most",
+            "have fewer partitions, or fewer slices of each",
+        )
+    several = tuple(spread) if max(spread) > 1 else UNSET
+    return replace(definition, slices=sum(spread), partition_slices=several)
+
+
+def _with_partitions(index: IndexRecord, partitions: int) -> IndexDefinition:
+    definition = index.definition
+    spread = definition.spread or (1,) * definition.slices
+    if partitions == len(spread):
+        return definition
+    if definition.given_splits:
+        raise _refused(
+            f"index {index.name} has {len(spread)} partitions by its SPLIT AT",
+            f"ALTER INDEX {render_name(index.name)} SPLIT PARTITION n AT (value), or MERGE PARTITIONS n, m",
+        )
+    if len(set(spread)) > 1:
+        by = f"{definition.partition_kind.upper()}({render_expression(definition.partition)})"
+        raise _refused(
+            f"the partitions of index {index.name} are of {render_slices(spread)} slices: it is not said of "
+            "how many the new ones are",
+            f"say it: ALTER INDEX {render_name(index.name)} PARTITION BY {by} SUBPARTITION BY HASH(id) "
+            f"SLICES n SET (partitions={partitions})",
+        )
+    return _of(index, definition, spread[:1] * partitions)
+
+
+def _spread(index: IndexRecord, statement: SpreadPartition) -> IndexDefinition:
+    definition = index.definition
+    _check_number(index, statement.partition)
+    spread = list(definition.spread or (1,) * definition.slices)
+    if spread[statement.partition] == statement.slices:
+        return definition
+    spread[statement.partition] = statement.slices
+    if definition.partition_kind == "range":
+        made = _regrouped(index, set(_present(index)), spread)
+    else:
+        made = _of(index, definition, spread)
     if fault := made.partition_fault:
         raise _refused(f"index {index.name}: {fault[0]}", fault[1])
     return made
@@ -120,13 +192,13 @@ def _parted(index: IndexRecord, statement: SplitPartition) -> IndexDefinition:
                 "say a value between, or the number of the partition that it lies in: `keytide index show "
                 f"{index.name}` has the splits",
             )
-    return _with_splits(index, {*present, *values})
+    return _regrouped(index, {*present, *values}, index.definition.spread)
 
 
 def _merged(index: IndexRecord, statement: MergePartitions) -> IndexDefinition:
     present = list(_present(index))
     if not present:
-        raise _refused(f"index {index.name} has one slice only", "there is nothing to merge")
+        raise _refused(f"index {index.name} has one partition only", "there is nothing to merge")
     low, high = sorted((statement.first, statement.second))
     for number in (low, high):
         _check_number(index, number)
@@ -136,7 +208,7 @@ def _merged(index: IndexRecord, statement: MergePartitions) -> IndexDefinition:
             f"name two that follow one another, as in MERGE PARTITIONS {max(0, high - 1)}, {max(1, high)}",
         )
     del present[low]
-    return _with_splits(index, set(present))
+    return _regrouped(index, set(present), index.definition.spread)
 
 
 def _present(index: IndexRecord) -> tuple[bytes, ...]:
@@ -149,12 +221,12 @@ def _present(index: IndexRecord) -> tuple[bytes, ...]:
     by = render_expression(definition.partition)
     if definition.partition_kind != "range":
         raise _refused(
-            f"index {index.name} is partitioned by HASH({by}): its slices have no splits",
-            f"ALTER INDEX {name} SET (slices=n) makes more or fewer slices, ALTER INDEX {name} PARTITION BY "
-            f"RANGE({by}) gives it splits",
+            f"index {index.name} is partitioned by HASH({by}): its partitions have no splits",
+            f"ALTER INDEX {name} SET ({'partitions' if definition.spread else 'slices'}=n) makes more or "
+            f"fewer, ALTER INDEX {name} PARTITION BY RANGE({by}) gives it splits",
         )
     present = splits_of(index)
-    if not present and definition.slices > 1:
+    if not present and definition.partitions > 1:
         raise _refused(
             f"index {index.name} is {index.state}: the splits are found when it is built",
             f"wait until it is READY, or say them: ALTER INDEX {name} PARTITION BY RANGE({by}) "
@@ -164,26 +236,36 @@ def _present(index: IndexRecord) -> tuple[bytes, ...]:
 
 
 def _check_number(index: IndexRecord, number: int) -> None:
-    if number >= index.slices:
+    last = index.definition.partitions - 1
+    if number > last:
         raise _refused(
             f"index {index.name} has no partition {number}",
-            f"its partitions are 0 to {index.slices - 1}: `keytide index show {index.name}` has them",
+            f"its partitions are 0 to {last}: `keytide index show {index.name}` has them",
         )
 
 
-def _with_splits(index: IndexRecord, splits: set[bytes]) -> IndexDefinition:
+def _regrouped(index: IndexRecord, splits: set[bytes], spread: Sequence[int]) -> IndexDefinition:
     """The definition with these splits, and no others.
 
+    Args:
+        spread: of how many slices each of its present partitions is to be; empty when each is one.
+
     Raises:
-        CallerError: they are too many, or no statement can say one of them.
+        CallerError: they make too many slices, or no statement can say one of them.
     """
-    if len(splits) >= MAX_SLICES:
+    ends = sorted(splits)
+    if len(ends) >= MAX_SLICES:
         raise _refused(
-            f"index {index.name} would have {len(splits) + 1:,} slices, and {MAX_SLICES:,} is the most",
+            f"index {index.name} would have {len(ends) + 1:,} slices, and {MAX_SLICES:,} is the most",
             f"merge some first: ALTER INDEX {render_name(index.name)} MERGE PARTITIONS n, m",
         )
+    if spread:
+        before = Partitioning.of(index.definition, _present(index))
+        stretches = zip([b"", *ends], [*ends, None], strict=True)
+        spread = [max(spread[p] for p in before.partitions_of_values(*one)) for one in stretches]
+    made = _of(index, index.definition, spread or (1,) * (len(ends) + 1))
     given: list[Literal] = []
-    for split in sorted(splits):
+    for split in ends:
         literal = literal_of(split)
         if literal is None:
             by = render_expression(index.definition.partition)
@@ -194,11 +276,11 @@ def _with_splits(index: IndexRecord, splits: set[bytes]) -> IndexDefinition:
                 "SPLIT AT (value, ...)",
             )
         given.append(literal)
-    return replace(index.definition, given_splits=tuple(given), slices=len(given) + 1)
+    return replace(made, given_splits=tuple(given))
 
 
 def _stretch(low: bytes, high: bytes | None) -> str:
-    """Which values a slice has, in words."""
+    """Which values a partition has, in words."""
     if low == high:
         return "no values"
     if high is None:

@@ -117,16 +117,19 @@ def like_before(definition: IndexDefinition, said: frozenset[str], old: IndexRec
         said: options that the statement gives (with SPLIT AT, slices).
     """
     kept, members = old.definition, dict[str, Any]()
-    if "slices" not in said and definition.slices != kept.slices:
+    by = [(one.partition_kind, one.partition) for one in (definition, kept)]
+    if "slices" not in said:
         members["slices"] = kept.slices
-    if "replicas" not in said and definition.replicas != kept.replicas:
+        if by[0] == by[1] and not definition.unique:
+            members["partition_slices"] = kept.partition_slices
+    if "replicas" not in said:
         members["replicas"] = kept.replicas
-    if "auto_split" not in said and definition.auto_split != kept.auto_split:
+    if "auto_split" not in said:
         members["auto_split"] = kept.auto_split
     itself = isinstance(old.auto_split, AutoSplit) and old.auto_split.layout == old.id
-    by = [(one.partition_kind, one.partition) for one in (definition, kept)]
     if itself and kept.given_splits and "slices" not in said and by[0] == by[1]:
         members["given_splits"] = kept.given_splits
+    members = {name: value for name, value in members.items() if getattr(definition, name) != value}
     return altered(definition, **members) if members else definition
 
 

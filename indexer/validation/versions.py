@@ -112,7 +112,7 @@ def _by_slice(
                 routed_by = routed_by.translate(INVERTED)
         else:
             routed_by = encode_part(id_.decode())
-        number = rule.slice_of(routed_by)
+        number = rule.slice_of(routed_by, id_)
         if number is not None:
             wanted.setdefault(number, {})[id_] = None
     return wanted

@@ -183,6 +183,14 @@ def _shown(value: Any) -> object:
     return value
 
 
+def _partitions(plan: dict[str, Any]) -> dict[str, str]:
+    """Which partitions are asked, where some are of several slices."""
+    asked, whole = plan["partitions_asked"], plan["partitions_of_index"]
+    if whole == plan["slices_of_index"]:
+        return {}
+    return {"partitions": f"{len(asked)} of {whole}: {', '.join(map(str, asked))}"}
+
+
 def show_plan(plan: dict[str, Any]) -> None:
     """A plan as people read it."""
     asked, whole = plan["slices_asked"], plan["slices_of_index"]
@@ -193,6 +201,7 @@ def show_plan(plan: dict[str, Any]) -> None:
         "spans": "\n".join(plan["spans"]) or "none: nothing can satisfy the condition",
         "slices": f"{len(asked)} of {whole}"
         + (f": {', '.join(map(str, asked))}" if len(asked) < whole else ""),
+        **_partitions(plan),
         "pushed down": ", ".join(plan["pushed_down"]) or "nothing",
     }
     if plan["residual"]:

@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 from sqlglot.tokenizer_core import Token, TokenType
 
-from keytide.collation import encode_part
+from keytide.definition.clauses import boolean, limit, options, whole_number
 from keytide.definition.errors import quoted_wrongly
-from keytide.definition.expression import (
-    DocumentId,
-    Literal,
-    Node,
-    Path,
-    Predicate,
-    Unnest,
-    depth,
-    same,
-    walk,
-)
+from keytide.definition.expression import DocumentId, Path, Predicate, Unnest, same, walk
 from keytide.definition.index import (
     DEFAULT_SLICES,
     MAX_INCLUDED,
     MAX_KEY_PARTS,
     MAX_REPLICAS,
     MAX_SLICES,
-    MAX_SPLIT_BYTES,
     IndexDefinition,
     KeyPart,
     PartitionBy,
-    PartitionKind,
 )
 from keytide.definition.names import index_name, keyspace_name, refuse, structure_name
+from keytide.definition.partition_clause import PartitionReader, Said, partitions_by
 from keytide.definition.render import path_name, render_expression
 from keytide.definition.sql import ExpressionReader
 from keytide.definition.tokens import Cursor
 from keytide.model.hints import did_you_mean
 
-_MAX_NODES: Final = 10_000
-_MAX_DEPTH: Final = 50
-OPTIONS: Final = ("slices", "replicas", "defer_build", "include_missing", "auto_split")
+OPTIONS: Final = ("slices", "partitions", "replicas", "defer_build", "include_missing", "auto_split")
 _CLAUSES: Final = ("INCLUDE", "PARTITION BY", "WITH", "WHERE")
 
 
@@ -54,8 +40,8 @@ class _Clauses:
         self.partition: PartitionBy | None = None
         self.partition_said: Sequence[Token] = ()
         self.where: Predicate | None = None
-        self.slices = DEFAULT_SLICES
-        self.slices_said: Token | None = None
+        self.slices: Said | None = None
+        self.partitions: Said | None = None
         self.replicas = 0
         self.said: set[str] = set()
         self.include_missing = False
@@ -93,6 +79,16 @@ class CreateReader:
         keys = tuple(self._key(part) for part in at.parenthesised("an expression"))
         clauses = self._clauses()
         by = clauses.partition or PartitionBy("hash", keys[0].expression)
+        made = partitions_by(at, by, clauses.slices, clauses.partitions)
+        clauses.said |= {"slices"} if by.splits or by.slices else set()
+        spread = by.spread(DEFAULT_SLICES if made is None else made)
+        if sum(spread) > MAX_SLICES:
+            raise at.error(
+                f"{len(spread)} partitions of {spread[0] if len(set(spread)) == 1 else spread} slices make "
+                f"{sum(spread):,} slices, and {MAX_SLICES:,} is the most",
+                clauses.partition_said,
+                next_step="Say fewer partitions, WITH (partitions=n), or fewer SLICES of each.",
+            )
         definition = IndexDefinition(
             name=name,
             keyspace=keyspace,
@@ -101,7 +97,7 @@ class CreateReader:
             partition=by.expression,
             include=clauses.include,
             where=clauses.where,
-            slices=clauses.slices,
+            slices=sum(spread),
             replicas=clauses.replicas,
             unique=unique,
             include_missing=clauses.include_missing,
@@ -110,6 +106,7 @@ class CreateReader:
             given_splits=by.splits,
             auto_split=True if clauses.auto_split else msgspec.UNSET,
             structure_name=msgspec.UNSET if using == "btree" else using,
+            partition_slices=spread if by.slices and max(spread) > 1 else msgspec.UNSET,
         )
         self._validate(definition, columns)
         if wrong := definition.structure.fault():
@@ -181,10 +178,6 @@ class CreateReader:
                 self._options(clauses)
             else:
                 clauses.where = self._where(token)
-        if clauses.partition is not None and clauses.partition.splits:
-            said = clauses.slices if clauses.slices_said is not None else None
-            clauses.slices = slices_by(at, clauses.partition, said, clauses.slices_said)
-            clauses.said.add("slices")
         return clauses
 
     def _include(self) -> tuple[Path, ...]:
@@ -220,8 +213,9 @@ class CreateReader:
         for name, said, value, at in options(self._at):
             clauses.said.add(name)
             if name == "slices":
-                clauses.slices = whole_number(self._at, at, value, 1, MAX_SLICES)
-                clauses.slices_said = at
+                clauses.slices = Said(whole_number(self._at, at, value, 1, MAX_SLICES), at)
+            elif name == "partitions":
+                clauses.partitions = Said(whole_number(self._at, at, value, 1, MAX_SLICES), at)
             elif name == "replicas":
                 clauses.replicas = whole_number(self._at, at, value, 0, MAX_REPLICAS)
             elif name == "defer_build":
@@ -237,122 +231,6 @@ class CreateReader:
                     next_step=did_you_mean(
                         name,
                         OPTIONS,
-                        "There are slices, replicas, defer_build, include_missing and auto_split.",
+                        f"There are {', '.join(OPTIONS[:-1])} and {OPTIONS[-1]}.",
                     ),
                 )
-
-
-class PartitionReader:
-    """Reads what stands behind PARTITION BY, and values at which slices part."""
-
-    def __init__(self, at: Cursor) -> None:
-        self._at = at
-        self._expressions = ExpressionReader(at.text)
-
-    def read(self) -> tuple[PartitionBy, Sequence[Token]]:
-        """What PARTITION BY says, and where its expression stands. The cursor is behind BY."""
-        at = self._at
-        kind: PartitionKind = "range" if at.accept("RANGE") else "hash"
-        word = kind.upper()
-        if kind == "hash":
-            at.expect("HASH", next_step="Write PARTITION BY HASH(expression), RANGE(expression) or HASH(id).")
-        expressions = list(at.parenthesised("an expression"))
-        if len(expressions) != 1:
-            raise at.error(f"{word} takes one expression", [expressions[1][0], expressions[-1][-1]])
-        expression = self._expressions.expression(expressions[0])
-        limit(at, expression, expressions[0])
-        if not any(isinstance(node, Path | DocumentId) for node in walk(expression)):
-            raise at.error(
-                f"{word} must say something about the document",
-                expressions[0],
-                next_step=quoted_wrongly(at.text, expressions[0][0].start),
-            )
-        splits: tuple[Literal, ...] = ()
-        if at.peek("SPLIT"):
-            if kind == "hash":
-                raise at.error("SPLIT AT goes with RANGE: a hash has no splits", next_step="Leave it out.")
-            at.expect("SPLIT")
-            at.expect("AT", next_step="Write SPLIT AT (value, ...).")
-            splits = self.splits()
-        return PartitionBy(kind, expression, splits), expressions[0]
-
-    def splits(self) -> tuple[Literal, ...]:
-        """The values where slices of a RANGE index part, strictly ascending in the order of keys."""
-        splits: list[Literal] = []
-        before = b""
-        for tokens in self._at.parenthesised("a value"):
-            value = self._expressions.expression(tokens)
-            if not isinstance(value, Literal):
-                raise self._at.error(
-                    "SPLIT AT takes values: strings, numbers, TRUE, FALSE and NULL",
-                    tokens,
-                    next_step=quoted_wrongly(self._at.text, tokens[0].start),
-                )
-            code = encode_part(value.value)
-            if len(code) > MAX_SPLIT_BYTES:
-                raise self._at.error(f"a split takes at most {MAX_SPLIT_BYTES} bytes", tokens)
-            if code <= before:
-                raise self._at.error(
-                    "splits must ascend, in the order of keys",
-                    tokens,
-                    next_step="The order is null, false, true, numbers, strings; each value once.",
-                )
-            if len(splits) == MAX_SLICES - 1:
-                raise self._at.error(f"an index has at most {MAX_SLICES} slices", tokens)
-            splits.append(value)
-            before = code
-        return tuple(splits)
-
-
-def limit(at: Cursor, node: Node, tokens: Sequence[Token]) -> None:
-    """See that what stands at some tokens is not too large."""
-    if sum(1 for _ in walk(node)) > _MAX_NODES or depth(node) > _MAX_DEPTH:
-        raise at.error("the expression is too large", tokens)
-
-
-def slices_by(at: Cursor, by: PartitionBy, slices: int | None, place: Token | None) -> int:
-    """How many slices given splits make.
-
-    Args:
-        slices: what is said of that, at `place`; None when nothing is.
-    """
-    made = len(by.splits) + 1
-    if slices is not None and slices != made:
-        raise at.error(
-            f"{len(by.splits)} splits make {made} slices, not {slices}",
-            place,
-            next_step=f"Leave slices out, or write slices={made}.",
-        )
-    return made
-
-
-def options(at: Cursor) -> Iterator[tuple[str, Token, str, Token]]:
-    """The options of `(name=value, ...)`, each once: name (in lower case) and where it stands, value (the
-    same) and where it does."""
-    seen: set[str] = set()
-    for tokens in at.parenthesised("an option, as in slices=8"):
-        name = tokens[0].text.lower()
-        if len(tokens) == 1:
-            value, place = "true", tokens[0]  # as PostgreSQL reads an option without a value
-        elif len(tokens) == 3 and tokens[1].token_type == TokenType.EQ:
-            value, place = tokens[2].text.lower(), tokens[2]
-        else:
-            raise at.error("an option is name=value", tokens)
-        if name in seen:
-            raise at.error(f"{name} stands twice", tokens[0])
-        seen.add(name)
-        yield name, tokens[0], value, place
-
-
-def whole_number(at: Cursor, token: Token, value: str, low: int, high: int) -> int:
-    """The number that stands at a token, of those from `low` to `high`."""
-    if not re.fullmatch("[0-9]{1,9}", value) or not low <= int(value) <= high:
-        raise at.error(f"this must be a whole number from {low} to {high}", token)
-    return int(value)
-
-
-def boolean(at: Cursor, token: Token, value: str) -> bool:
-    """What stands at a token, as true or false."""
-    if value not in ("true", "on", "false", "off"):
-        raise at.error("this must be true or false", token)
-    return value in ("true", "on")

@@ -40,12 +40,19 @@ class PartitionBy(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: by the hash of the expression's value, or by the range that it falls into.
-        splits: of RANGE, where the slices part, ascending; empty when the build is to find them.
+        splits: of RANGE, where the partitions part, ascending; empty when the build is to find them.
+        slices: what SUBPARTITION BY HASH(id) says: of how many slices each partition is, or (one number)
+            every one; empty when it is not said.
     """
 
     kind: PartitionKind
     expression: Expression
     splits: tuple[Literal, ...] = ()
+    slices: tuple[int, ...] = ()
+
+    def spread(self, partitions: int) -> tuple[int, ...]:
+        """Of how many slices each of so many partitions is."""
+        return self.slices if len(self.slices) > 1 else (*self.slices, 1)[:1] * partitions
 
 
 class KeyPart(msgspec.Struct, frozen=True):
@@ -75,11 +82,14 @@ class IndexDefinition(msgspec.Struct, frozen=True):
             MISSING.
         defer_build: CREATE INDEX only writes the definition; BUILD INDEX starts the build.
         partition_kind: by the hash of that value, or by the range that it falls into.
-        given_splits: of a RANGE index, where its slices part, ascending (one less than slices); empty when
-            they are found from the data by the build. `keytide.catalog.partitioning` says what they mean.
+        slices: of all partitions together.
+        given_splits: of a RANGE index, where its partitions part, ascending (one less than partitions); empty
+            when they are found from the data by the build. `keytide.catalog.partitioning` says what they
+            mean.
         auto_split: it gets more slices by itself where one is hot; not there when it does not, so that its
             records are what they were before there was this option.
         structure_name: what USING says; not there when it says btree, likewise.
+        partition_slices: of how many slices each partition is; not there when each is one, likewise.
     """
 
     name: str
@@ -98,6 +108,17 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     given_splits: tuple[Literal, ...] = ()
     auto_split: OneOf[True] | msgspec.UnsetType = msgspec.UNSET
     structure_name: StructureName | msgspec.UnsetType = msgspec.UNSET
+    partition_slices: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def spread(self) -> tuple[int, ...]:
+        """Of how many slices each partition is; empty when each is one."""
+        return () if self.partition_slices is msgspec.UNSET else self.partition_slices
+
+    @property
+    def partitions(self) -> int:
+        """How many there are."""
+        return len(self.spread) or self.slices
 
     @property
     def using(self) -> StructureName:
@@ -139,7 +160,8 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     def partition_part(self) -> int | None:
         """Which key part the partitioning goes by; None when it is none of them.
 
-        A scan that fixes this part with `equals` needs one slice only (`keytide.catalog.partitioning`).
+        A scan that fixes this part with `equals` needs the slices of one partition only
+        (`keytide.catalog.partitioning`).
         """
         for ordinal, part in enumerate(self.keys):
             if same(part.expression, self.partition):
@@ -160,7 +182,7 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     @property
     def samples_splits(self) -> bool:
         """Whether its build has to find the splits."""
-        return self.partition_kind == "range" and self.slices > 1 and not self.given_splits
+        return self.partition_kind == "range" and self.partitions > 1 and not self.given_splits
 
     @property
     def encoded_splits(self) -> tuple[bytes, ...]:
@@ -174,6 +196,17 @@ class IndexDefinition(msgspec.Struct, frozen=True):
         Equal keys of a UNIQUE index must meet in one slice, which then sees that they are (R35). An
         expression over key parts would not do: 5 and 5.0 are one key, and CAST makes two strings of them.
         """
+        if self.spread and self.unique:
+            return (
+                "equal keys of a UNIQUE index lie in one slice, which then sees that they are equal: a "
+                "partition of several slices would part them",
+                "Leave SUBPARTITION BY out, or UNIQUE.",
+            )
+        if self.spread and self.partitioned_by_id:
+            return (
+                f"{self.partition_kind.upper()}(id) puts a document into one slice already",
+                "Leave SUBPARTITION BY out, and say how many slices there are: WITH (slices=n).",
+            )
         if self.partition_part is not None:
             return None
         if self.unique:

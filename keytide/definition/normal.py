@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from keytide.definition.index import IndexDefinition
 from keytide.definition.render import render_expression, render_name, render_predicate
 
@@ -22,12 +24,22 @@ def normal_statement(definition: IndexDefinition) -> str:
     lines.append(f"PARTITION BY {kind}({render_expression(definition.partition)})")
     if definition.given_splits:
         lines.append(f"SPLIT AT ({', '.join(map(render_expression, definition.given_splits))})")
-    options = [f"slices={definition.slices}"]
+    if definition.spread:
+        lines.append(f"SUBPARTITION BY HASH(id) SLICES {render_slices(definition.spread)}")
+    options = [] if definition.spread else [f"slices={definition.slices}"]
+    if len(set(definition.spread)) == 1 and not definition.given_splits:
+        options = [f"partitions={definition.partitions}"]
     options += [f"replicas={definition.replicas}"] if definition.replicas else []
     options += ["include_missing=true"] if definition.include_missing else []
     options += ["defer_build=true"] if definition.defer_build else []
     options += ["auto_split=true"] if definition.splits_itself else []
-    lines.append(f"WITH ({', '.join(options)})")
+    if options:
+        lines.append(f"WITH ({', '.join(options)})")
     if definition.where is not None:
         lines.append(f"WHERE {render_predicate(definition.where)}")
     return " ".join(lines)
+
+
+def render_slices(spread: Sequence[int]) -> str:
+    """Of how many slices partitions are, as SLICES has it: one number where all have the same."""
+    return str(spread[0]) if len(set(spread)) == 1 else f"({', '.join(map(str, spread))})"

@@ -15,22 +15,17 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, Final, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 from sqlglot.errors import TokenError
 from sqlglot.tokenizer_core import Token
 
-from keytide.definition.create import (
-    OPTIONS,
-    CreateReader,
-    PartitionReader,
-    boolean,
-    options,
-    slices_by,
-    whole_number,
-)
+from keytide.definition.clauses import boolean, options, whole_number
+from keytide.definition.create import OPTIONS, CreateReader
 from keytide.definition.errors import InvalidStatementError, QueryElsewhereError
 from keytide.definition.expression import Literal
 from keytide.definition.index import MAX_REPLICAS, MAX_SLICES, IndexDefinition, PartitionBy
 from keytide.definition.names import check_index_name, index_name, keyspace_name, refuse
+from keytide.definition.partition_clause import PartitionReader, Said, partitions_by
 from keytide.definition.tokens import Cursor
 from keytide.definition.values import Dialect
 from keytide.model.hints import did_you_mean
@@ -63,16 +58,29 @@ class AlterIndex(msgspec.Struct, frozen=True):
     slices: int | None = None
     auto_split: bool | None = None
     partition: PartitionBy | None = None
+    partitions: int | None = None
 
     @property
     def asks_for_layout(self) -> bool:
         """Whether it may ask for other slices than there are."""
-        return self.slices is not None or self.partition is not None
+        return not (self.slices is None and self.partition is None and self.partitions is None)
+
+
+class SpreadPartition(msgspec.Struct, frozen=True):
+    """Attributes:
+    partition: number of the partition that is to be of other slices.
+    slices: how many, documents falling to them by their ids.
+    """
+
+    name: str
+    partition: int
+    slices: int
+    asks_for_layout: ClassVar[bool] = True
 
 
 class SplitPartition(msgspec.Struct, frozen=True):
     """Attributes:
-    partition: number of the slice of a RANGE index that is parted.
+    partition: number of the partition of a RANGE index that is parted.
     at: where, ascending; empty for where half of what is written to it lies.
     """
 
@@ -84,7 +92,7 @@ class SplitPartition(msgspec.Struct, frozen=True):
 
 class MergePartitions(msgspec.Struct, frozen=True):
     """Attributes:
-    first, second: numbers of two slices of a RANGE index that become one.
+    first, second: numbers of two partitions of a RANGE index that become one.
     """
 
     name: str
@@ -108,16 +116,16 @@ class BuildIndex(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
 
 
-Alteration = AlterIndex | SplitPartition | MergePartitions
+Alteration = AlterIndex | SplitPartition | MergePartitions | SpreadPartition
 """What says of an index that there is how many copies and slices it is to have, and where these part."""
 Statement = CreateIndex | Alteration | RenameIndex | DropIndex | BuildIndex
 CutT = TypeVar("CutT")
 
-ALTERABLE: Final = ("slices", "replicas", "auto_split")
+ALTERABLE: Final = ("slices", "partitions", "replicas", "auto_split")
 """Options that can be said of an index that there is."""
 _ALTER: Final = (
-    "Write ALTER INDEX name SET (replicas=1), PARTITION BY, SPLIT PARTITION, MERGE PARTITIONS or RENAME TO "
-    "other."
+    "Write ALTER INDEX name SET (replicas=1), PARTITION BY, PARTITION 2 SET (slices=4), SPLIT PARTITION, "
+    "MERGE PARTITIONS or RENAME TO other."
 )
 _BEGINNINGS: Final = "Write CREATE INDEX, ALTER INDEX, DROP INDEX, BUILD INDEX, SELECT or EXPLAIN."
 
@@ -219,25 +227,28 @@ class _StatementReader:
             return self._split(name)
         if at.accept("MERGE"):
             at.expect("PARTITIONS", next_step="Write ALTER INDEX name MERGE PARTITIONS 2, 3.")
-            return MergePartitions(name, self._slice_number(), self._slice_number(","))
+            return MergePartitions(name, self._partition_number(), self._partition_number(","))
         partition = None
         if at.accept("PARTITION", "BY"):
             partition, _ = PartitionReader(at).read()
+        elif at.accept("PARTITION"):
+            return self._spread(name)
         if partition is None or at.peek("SET") or at.peek("WITH"):
             return self._set(name, partition)
-        slices = slices_by(at, partition, None, None) if partition.splits else None
-        return AlterIndex(name, slices=slices, partition=partition)
+        return self._altered(name, partition, None, None)
 
     def _set(self, name: str, partition: PartitionBy | None) -> AlterIndex:
         """What stands from SET on."""
         at = self._at
         at.expect("SET", next_step=_ALTER)
-        wanted, auto_split, place = dict[str, int](), None, None
+        replicas, auto_split, slices, partitions = None, None, None, None
         for option, said, value, token in options(at):
             if option == "replicas":
-                wanted[option] = whole_number(at, token, value, 0, MAX_REPLICAS)
+                replicas = whole_number(at, token, value, 0, MAX_REPLICAS)
             elif option == "slices":
-                wanted[option], place = whole_number(at, token, value, 1, MAX_SLICES), token
+                slices = Said(whole_number(at, token, value, 1, MAX_SLICES), token)
+            elif option == "partitions":
+                partitions = Said(whole_number(at, token, value, 1, MAX_SLICES), token)
             elif option == "auto_split":
                 auto_split = boolean(at, token, value)
             elif option in OPTIONS:
@@ -250,25 +261,59 @@ class _StatementReader:
                 step = did_you_mean(
                     option,
                     ALTERABLE,
-                    "Of an index that there is, slices, replicas and auto_split can be changed.",
+                    "Of an index that there is, slices, partitions, replicas and auto_split can be changed.",
                 )
                 raise at.error(f"there is no option {said.text}", said, next_step=step)
-        if partition is not None and partition.splits:
-            wanted["slices"] = slices_by(at, partition, wanted.get("slices"), place)
-        return AlterIndex(name, **wanted, auto_split=auto_split, partition=partition)
+        made = self._altered(name, partition, slices, partitions)
+        return replace(made, replicas=replicas, auto_split=auto_split)
+
+    def _altered(
+        self, name: str, partition: PartitionBy | None, slices: Said | None, partitions: Said | None
+    ) -> AlterIndex:
+        """Other slices, by what stands in the statement."""
+        if partition is None:
+            if slices is not None and partitions is not None:
+                raise self._at.error(
+                    "slices and partitions contradict each other",
+                    partitions.at,
+                    next_step="Say slices=n where each partition is one slice, else partitions=n.",
+                )
+            return AlterIndex(
+                name,
+                slices=None if slices is None else slices.number,
+                partitions=None if partitions is None else partitions.number,
+            )
+        made = partitions_by(self._at, partition, slices, partitions)
+        if partition.slices:
+            return AlterIndex(name, partition=partition, partitions=made)
+        return AlterIndex(name, partition=partition, slices=made)
+
+    def _spread(self, name: str) -> SpreadPartition:
+        """What stands behind PARTITION, of how many slices it is to be."""
+        at, step = self._at, "Write ALTER INDEX name PARTITION 2 SET (slices=4)."
+        number = self._partition_number()
+        at.expect("SET", next_step=step)
+        slices: int | None = None
+        for option, said, value, token in options(at):
+            if option != "slices":
+                raise at.error(f"{said.text} cannot be said of a partition", said, next_step=step)
+            slices = whole_number(at, token, value, 1, MAX_SLICES)
+        if slices is None:
+            raise at.error("it is not said of how many slices it is to be", next_step=step)
+        return SpreadPartition(name, number, slices)
 
     def _split(self, name: str) -> SplitPartition:
         at = self._at
         at.expect("PARTITION", next_step="Write ALTER INDEX name SPLIT PARTITION 2 AT (value, ...).")
-        number = self._slice_number()
+        number = self._partition_number()
         return SplitPartition(name, number, PartitionReader(at).splits() if at.accept("AT") else ())
 
-    def _slice_number(self, behind: str = "") -> int:
-        """The number of a slice that stands here, behind some word."""
+    def _partition_number(self, behind: str = "") -> int:
+        """The number of a partition that stands here, behind some word."""
         at = self._at
         if behind:
-            at.expect(behind, next_step="Name two slices that are neighbours, as in MERGE PARTITIONS 2, 3.")
-        (token, *more) = at.name("the number of a slice")
+            at.expect(behind, next_step="Name two neighbours, as in MERGE PARTITIONS 2, 3.")
+        (token, *more) = at.name("the number of a partition")
         return whole_number(at, token, token.text if not more else "", 0, MAX_SLICES - 1)
 
     def _drop(self) -> DropIndex:

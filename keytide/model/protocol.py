@@ -14,7 +14,8 @@ said by `replaces`, `took_over` and `replaced_by`. Copies that move (R42): `Copy
 `rebalance` records, and copies that leave are named in `IndexRecord.leaving` |
 | 3 | heartbeats of nodes that say only what has changed (R53). Nobody needs to have it in use: a node sends \
 them while the leader says that it speaks 3 (`TermRecord.protocol`) |
-| 4 | indexes of another structure than btree (`IndexDefinition.structure_name`, `keytide.structure`) |
+| 4 | indexes of another structure than btree (`IndexDefinition.structure_name`, `keytide.structure`), and \
+with partitions of several slices (`IndexDefinition.partition_slices`) |
 
 A gateway reports nothing, so nobody counts it; neither is a coordinator counted that stands by. A process
 that reads of a version which it does not speak ends (`UnknownVersionError`), from version 2 on; those of
@@ -35,7 +36,9 @@ MOVES: Final = 2
 """From which on copies move."""
 OTHER_STRUCTURES: Final = 4
 """From which on an index may be USING something else than btree."""
-NEEDED: Final = max(LAYOUTS, MOVES, OTHER_STRUCTURES)
+SUBPARTITIONS: Final = 4
+"""From which on a partition may be of several slices."""
+NEEDED: Final = max(LAYOUTS, MOVES, OTHER_STRUCTURES, SUBPARTITIONS)
 """The latest that something needs which can be asked for: while somebody speaks less, that is refused."""
 CHANGES: Final = 3
 """From which on a leader understands `HeartbeatChanges`."""

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from keytide.catalog.catalog import Catalog
+from keytide.catalog.partitioning import Partitioning
 from keytide.catalog.records import IndexRecord
 from keytide.wire.messages import QUEUE_UNAVAILABLE, Segment, SegmentBatch, encode
 from keytide.wire.parts import split
@@ -197,7 +198,7 @@ class Pipeline:
         """Index id -> slice -> segments, in batch order."""
         found: dict[str, list[list[Segment]]] = {r.id: [[] for _ in range(r.slices)] for r in indexes}
         ids = list(found)
-        splits = {record.id: record.splits for record in indexes}
+        rules = {record.id: Partitioning.of(record.definition, record.splits) for record in indexes}
         for batch in batches:
             if not batch.offsets:
                 segment = Segment(batch.partition, batch.epoch, batch.start, batch.end, below=batch.below)
@@ -214,14 +215,13 @@ class Pipeline:
                     self.outcomes[id_].update(skip.reason for skip in entries.skips)
                 routed = segments(
                     entries,
-                    len(slices),
+                    rules[id_],
                     partition=batch.partition,
                     epoch=batch.epoch,
                     below=batch.below,
                     start=batch.start,
                     end=batch.end,
                     heard=projected.heard,
-                    splits=splits[id_],
                 )
                 for some, segment in zip(slices, routed, strict=True):
                     some.append(segment)

@@ -16,18 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from keytide.catalog.partitioning import Partitioning
 from keytide.errors import invariant
-from keytide.wire.columns import pack_times
+from keytide.wire.columns import hashes_of, pack_times
 from keytide.wire.messages import Heard, Skip
 from projector.core.projection import KeyspacePlan, Projected, SourceBatch, project
-from router.core import slices_of
+from router.core import slices_of, slices_of_hashes
 from streaming.core.micro_batches import add_counts
 from streaming.core.runs import SCHEMA, blob, lengths, numbers
 from streaming.core.versions import Hashes, Offsets, contained, newest_versions
@@ -74,9 +74,9 @@ class ExtentProjection:
         plan: the indexes of the build.
         targets: index id -> target number of each of its slices, -1 where the build does not fill it: what
             belongs there is dropped at once.
+        rules: index id -> how its entries fall to its slices.
         losers: partition -> offsets of versions whose document has a newer one in another partition.
         limit: bytes after which a spill is full.
-        splits: index id -> its splits, of those by RANGE.
 
     Attributes:
         read: records read so far.
@@ -88,12 +88,12 @@ class ExtentProjection:
         self,
         plan: KeyspacePlan,
         targets: Mapping[str, Sequence[int]],
+        rules: Mapping[str, Partitioning],
         losers: Mapping[int, Offsets],
         limit: int = SPILL_BYTES,
-        splits: Mapping[str, Sequence[bytes]] = MappingProxyType({}),
     ) -> None:
         self._plan = plan
-        self._splits = splits
+        self._rules = rules
         self._targets = {index: np.array(numbers, np.int64) for index, numbers in targets.items()}
         self._partly = {index for index, numbers in self._targets.items() if (numbers < 0).any()}
         self._losers = losers
@@ -134,17 +134,17 @@ class ExtentProjection:
         self.read += len(batch.offsets)
         projected = project(batch, self._plan, with_heard=False)
         for index, made in projected.indexes.items():
-            self._add_index(index, made)
+            self._add_index(index, made, projected.hashes)
         ids = pa.array(projected.ids, pa.binary())
         columns = [ids, *map(pa.array, (projected.hashes, projected.offsets, projected.times))]
         self._documents.append(pa.RecordBatch.from_arrays(columns, schema=DOCUMENTS))
         self._bytes += ids.nbytes + DOCUMENT_BYTES * len(ids)
         self._heard += len(ids)
 
-    def _add_index(self, index: str, made: Projected) -> None:
+    def _add_index(self, index: str, made: Projected, hashes: Hashes) -> None:
         targets = self._targets[index]
         if made.keys:
-            routes = slices_of(made.partition_keys, len(targets), self._splits.get(index, ()))
+            routes = slices_of(made.partition_keys, self._rules[index], hashes[made.ordinals])
             columns = [
                 pa.array(made.ordinals.astype(np.int64) + self._heard),
                 pa.array(routes),
@@ -158,7 +158,8 @@ class ExtentProjection:
             self._bytes += sum(entries.column(name).nbytes for name in ("key", "value"))
             self._bytes += DOCUMENT_BYTES * len(entries)
         reasons: dict[str, int] = {}
-        places = slices_of([skip.id for skip in made.skips], len(targets))
+        ids = [skip.id for skip in made.skips]
+        places = slices_of_hashes(hashes_of(ids, len(ids)), len(targets))
         for skip, target in zip(made.skips, targets[places].tolist(), strict=True):
             if target < 0:
                 continue

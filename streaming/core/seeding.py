@@ -15,11 +15,13 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from keytide.catalog.partitioning import Partitioning
 from keytide.collation import encode_part, skip_key
 from keytide.collation.layout import INVERTED
 from keytide.definition.index import IndexDefinition
+from keytide.wire.columns import hashes_of
 from keytide.wire.digests import EntriesAnswer
-from router.core import slices_of
+from router.core import NO_HASHES, slices_of
 from streaming.core.runs import SCHEMA, RunBlock
 
 
@@ -83,7 +85,8 @@ def shared_out(
         splits: of the index, when it is by RANGE.
     """
     by = partition_keys(definition, page.ids, page.keys, page.values)
-    routes = slices_of(by, definition.slices, splits)
+    hashes = hashes_of(page.ids, len(page.ids)) if definition.spread else NO_HASHES
+    routes = slices_of(by, Partitioning.of(definition, splits), hashes)
     for number in np.unique(routes).tolist():
         yield number, RunBlock(page.first, page.entries.filter(pa.array(routes == number)))
 

@@ -87,7 +87,7 @@ class SampleDriver(Driver):
         splits: dict[str, list[bytes]] = {}
         entries: dict[str, int] = {}
         for index in indexes:
-            made, entries[index.id] = sample.splits(index.id, index.slices)
+            made, entries[index.id] = sample.splits(index.id, index.definition.partitions)
             splits[index.id] = list(made)
         return BuildSampled(self._id, uuid.uuid4().hex[:12], splits, sample.documents, entries, now_ms())
 

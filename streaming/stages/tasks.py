@@ -40,7 +40,7 @@ from streaming.core.versions import Hashes, Offsets, contained, hash_ranges, rep
 from streaming.drivers.rate_gate import RateClient
 from streaming.spark.checkpoint import Extent
 from streaming.stages.source_reader import read_extent
-from streaming.stages.work import BatchWork, ChunkSender, plan_of, targets_by_index
+from streaming.stages.work import BatchWork, ChunkSender, plan_of, rules_of, targets_by_index
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -105,7 +105,7 @@ def project_extent(
         client: is told what is read, and has the task wait while the build may read no more.
     """
     share = ExtentProjection(
-        plan_of(work.definitions), targets_by_index(work), work.losers, work.spill_bytes, work.splits
+        plan_of(work.definitions), targets_by_index(work), rules_of(work), work.losers, work.spill_bytes
     )
     stage = _FirstStage(work)
     for batch in records:

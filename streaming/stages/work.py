@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from confluent_kafka import KafkaError
 
+from keytide.catalog.partitioning import Partitioning
 from keytide.definition.index import IndexDefinition
 from keytide.errors import RetryableError
 from keytide.kafka.clients import Producer
@@ -137,6 +138,12 @@ def plan_of(definitions: tuple[tuple[str, bytes], ...]) -> KeyspacePlan:
     return KeyspacePlan(
         (index, msgspec.json.decode(definition, type=IndexDefinition)) for index, definition in definitions
     )
+
+
+def rules_of(work: BatchWork) -> dict[str, Partitioning]:
+    """Index id -> how its entries fall to its slices."""
+    indexes = plan_of(work.definitions).indexes
+    return {id_: Partitioning.of(one.definition, work.splits.get(id_, ())) for id_, one in indexes.items()}
 
 
 def targets_by_index(work: BatchWork) -> dict[str, list[int]]:

@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from keytide.catalog.partitioning import Partitioning
 from keytide.catalog.records import IndexRecord
 from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
@@ -124,7 +125,7 @@ class VerificationContext:
     @cached_property
     def plans(self) -> tuple[IndexPlan, ...]:
         """What tasks must know of the indexes."""
-        return tuple(IndexPlan(one.id, one.slices, tuple(one.splits)) for one in self.indexes)
+        return tuple(IndexPlan(one.id, Partitioning.of(one.definition, one.splits)) for one in self.indexes)
 
     @cached_property
     def definitions(self) -> tuple[tuple[str, bytes], ...]:

@@ -136,14 +136,14 @@ class Verification:
         """The sums of the source: index id -> u64[slices, FIELDS, buckets]; and how many documents it has."""
         distinct = 0
         total = {
-            plan.id: np.zeros((plan.slices, digests.FIELDS, 1 << work.bits), np.uint64)
+            plan.id: np.zeros((plan.rule.slices, digests.FIELDS, 1 << work.bits), np.uint64)
             for plan in self._context.plans
         }
         width = 1 << (work.bits - work.range_bits)
         for place, counted in reader.sums(reading, work):
             distinct += counted.documents
             for plan, sums in zip(self._context.plans, counted.sums, strict=True):
-                part = np.frombuffer(sums, "<u8").reshape(plan.slices, digests.FIELDS, width)
+                part = np.frombuffer(sums, "<u8").reshape(plan.rule.slices, digests.FIELDS, width)
                 total[plan.id][:, :, place * width : (place + 1) * width] += part
         return total, distinct
 

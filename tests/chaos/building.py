@@ -59,7 +59,9 @@ class Builder:
     def create(self, name: str, shape: Shape, slices: int = 0) -> Target:
         """CREATE INDEX, deferred; with some number of slices if none is given."""
         copies = self._chance.choice((0, 0, 1))
-        options = f"slices={shape.slices or slices or self._chance.choice((1, 2, 4))}, replicas={copies}"
+        options = f"replicas={copies}"
+        if not shape.slices:
+            options += f", slices={slices or self._chance.choice((1, 2, 4))}"
         options += ", defer_build=true"
         statement = f"CREATE INDEX {name} ON {self._keyspace} {shape.clauses.format(options=options)}"
         try:

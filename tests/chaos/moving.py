@@ -37,12 +37,16 @@ def move(run: Run, chance: random.Random) -> str:
 def lay_out(run: Run, chance: random.Random) -> str:
     """Have an index get another number of slices while it serves; what, in words. Its build goes on for long
     after."""
-    targets = [one for one in run.targets() if not one.shape.slices]
+    targets = [one for one in run.targets() if not one.shape.slices or one.shape.partitions]
     if not targets:
         return ""
-    name, slices = chance.choice(targets).name, chance.choice((1, 2, 3, 4, 6))
-    run.admin("POST", "/v1/statements", {"statement": f"ALTER INDEX {name} SET (slices={slices})"})
-    return f"{name} is to have {slices} slices"
+    target, slices = chance.choice(targets), chance.choice((1, 2, 3, 4, 6))
+    which = ""
+    if target.shape.partitions:
+        which = f"PARTITION {chance.randrange(target.shape.partitions)} "
+    statement = f"ALTER INDEX {target.name} {which}SET (slices={slices})"
+    run.admin("POST", "/v1/statements", {"statement": statement})
+    return statement
 
 
 def end(run: Run) -> None:

@@ -28,6 +28,7 @@ class Shape:
         descending: of each key part.
         slices: how many it has; 0 for any number.
         ordered: its entries come in the order of keys.
+        partitions: how many it has, where the number of slices may differ by partition; else 0.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Shape:
     descending: tuple[bool, ...] = ()
     slices: int = 0
     ordered: bool = True
+    partitions: int = 0
 
 
 def _part(document: Document, name: str) -> Any:
@@ -93,6 +95,15 @@ SHAPES = {
             "USING hash (city) INCLUDE (n) WITH ({options})",
             _city_of_any_size,
             ordered=False,
+        ),
+        Shape(
+            "spread",
+            "(city, n DESC) INCLUDE (note, mood) PARTITION BY HASH(city) SUBPARTITION BY HASH(id) "
+            "SLICES (1, 3) WITH ({options})",
+            _city_n,
+            (False, True),
+            4,
+            partitions=2,
         ),
         Shape("mood", "(mood DESC, n) WITH ({options}, include_missing=true)", _mood, (True, False)),
         Shape("by_id", "(mood, id DESC) INCLUDE (n) WITH ({options})", _by_id, (False, True)),

@@ -58,7 +58,7 @@ def _load(world: World) -> dict[str, Any]:
 def test_a_hot_slice_is_told_of_and_the_statement_that_is_advised_spreads_it(world: World) -> None:
     with Writer(world.bootstrap, TOPIC, 2, _visit, per_second=400):
         wait_for(lambda: _load(world)["hot"], "a slice is hot", 120)
-        wait_for(lambda: _load(world)["hot"][0]["statement"].count("HASH(id)"), "a value is blamed", 60)
+        wait_for(lambda: "SET (slices=4)" in _load(world)["hot"][0]["statement"], "a value is blamed", 60)
         document = _load(world)
         (hot,) = [one for one in document["hot"] if one["measure"] == "writes"]
         assert hot["value"] > 3 * hot["others"]
@@ -74,6 +74,15 @@ def test_a_hot_slice_is_told_of_and_the_statement_that_is_advised_spreads_it(wor
         wait_for(lambda: all(one["writes_per_s"] for one in _load(world)["slices"]), "its load is seen", 60)
         rates = [one["writes_per_s"] for one in _load(world)["slices"]]
         assert max(rates) < 2 * sum(rates) / len(rates), rates
+    shown = world.admin.call("GET", f"/v1/indexes/{INDEX}")
+    assert sorted(shown["partition_slices"]) == [1, 1, 1, 4]
+    hottest = shown["partition_slices"].index(4)
+    with world.client(1) as client:
+        rome = client.explain(f"SELECT n FROM {TOPIC} WHERE city = 'Rome'")
+        assert rome["partitions_asked"] == [hottest]
+        assert rome["slices_asked"] == list(range(hottest, hottest + 4))
+        plans = [client.explain(f"SELECT n FROM {TOPIC} WHERE city = 'city{n}'") for n in range(20)]
+        assert {len(one["slices_asked"]) for one in plans} == {1, 4}, "others are asked as they were"
     world.check(INDEX, TOPIC, _by_city)
 
 

@@ -12,6 +12,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keytide.catalog.partitioning import Partitioning
 from keytide.definition.index import IndexDefinition
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.model.entry import unpack_value
@@ -319,8 +320,9 @@ def some_segments(draw: st.DrawFn) -> list[Segment]:
     plan = KeyspacePlan([("i", parsed.definition)])
     end = start + sum(gaps) + draw(st.integers(0, 2))
     batch = project(SourceBatch(3, 7, start, end, offsets, list(ids), documents, times), plan)
-    slices = draw(st.integers(1, 3))
-    return segments(batch.indexes["i"], slices, partition=3, epoch=7, start=start, end=end, heard=batch.heard)
+    spread = draw(st.sampled_from([(), (), (2,), (1, 2)]))
+    rule = Partitioning(sum(spread) or draw(st.integers(1, 3)), spread=spread)
+    return segments(batch.indexes["i"], rule, partition=3, epoch=7, start=start, end=end, heard=batch.heard)
 
 
 def unpacked(segment: Segment) -> tuple[list[Any], list[Any]]:
@@ -375,4 +377,4 @@ def test_split_pieces_are_adjacent_and_whole(all_segments: list[Segment], limit:
 @given(st.lists(st.binary(max_size=8), max_size=50), st.integers(1, 20))
 def test_slices_are_the_hash_modulo(partition_keys: list[bytes], slices: int) -> None:
     expected = [xxhash.xxh3_64_intdigest(key) % slices for key in partition_keys]
-    assert slices_of(partition_keys, slices).tolist() == expected
+    assert slices_of(partition_keys, Partitioning(slices)).tolist() == expected

@@ -188,8 +188,13 @@ def index_statements(draw: st.DrawFn, where: Any) -> str:
         text += f" SPLIT AT ({', '.join(sorted(splits, key=SPLITS.index))})" if splits else ""
     elif partition is not None:
         text += f" PARTITION BY HASH({partition})"
+    number = "slices"
+    if partition not in (None, "id") and draw(st.booleans()):
+        spread = draw(st.lists(st.integers(1, 3), min_size=slices, max_size=slices))
+        text += f" SUBPARTITION BY HASH(id) SLICES ({', '.join(map(str, spread))})"
+        number = "partitions"
     missing = draw(st.booleans())
-    text += f" WITH (slices={slices}{', include_missing=true' if missing else ''})"
+    text += f" WITH ({number}={slices}{', include_missing=true' if missing else ''})"
     condition = draw(st.one_of(st.none(), st.none(), st.sampled_from(parts_of(where)), conditions(False)))
     if condition is not None and "UNNEST" not in render_predicate(condition):
         text += f" WHERE {render_predicate(condition)}"
@@ -314,15 +319,20 @@ def projected(definition: IndexDefinition, held: dict[str, Document]) -> list[tu
         keys = definition.structure.stored([key for key, _, _, _ in made])
         for (key, partition, forms, include), kept in zip(made, keys, strict=True):
             parts, _ = decode_key(key, len(directions), directions, forms)
-            number = (
-                sum(partition >= split for split in definition.encoded_splits)
-                if definition.partition_kind == "range"
-                else xxhash.xxh3_64_intdigest(partition) % definition.slices
+            found.append(
+                (slice_of(definition, partition, docid), kept + docid.encode(), key, (parts, docid, include))
             )
-            if definition.partition_kind == "range":
-                number = sum(partition >= split for split in definition.encoded_splits)
-            found.append((number, kept + docid.encode(), key, (parts, docid, include)))
     return sorted(found, key=lambda one: one[1])
+
+
+def slice_of(definition: IndexDefinition, partition: bytes, docid: str) -> int:
+    """The slice of an entry, by its partition key and its document."""
+    spread = definition.spread or (1,) * definition.slices
+    if definition.partition_kind == "range":
+        at = sum(partition >= split for split in definition.encoded_splits)
+    else:
+        at = xxhash.xxh3_64_intdigest(partition) % len(spread)
+    return sum(spread[:at]) + xxhash.xxh3_64_intdigest(docid.encode()) % spread[at]
 
 
 def planned_rows(plan: Plan, held: dict[str, Document], outputs: Sequence[Any]) -> list[Found]:
@@ -463,12 +473,7 @@ def stored(definition: IndexDefinition, held: dict[str, Document]) -> Iterator[t
             definition, [(one[0], one[2], text) for one, text in zip(made, written, strict=True)]
         )
         for (_, partition, _, _), (key, value) in zip(made, entries, strict=True):
-            number = (
-                sum(partition >= split for split in definition.encoded_splits)
-                if definition.partition_kind == "range"
-                else xxhash.xxh3_64_intdigest(partition) % definition.slices
-            )
-            yield number, key + docid.encode(), value
+            yield slice_of(definition, partition, docid), key + docid.encode(), value
 
 
 async def stays() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keytide.definition import create, index, statement, values
+from keytide.definition import clauses, create, index, statement, values
 from keytide.query.parse import expressions
 from tests.reference.writing import document, table
 
@@ -12,11 +12,14 @@ GRAMMAR = """```
 CREATE [OR REPLACE] [UNIQUE] INDEX [IF NOT EXISTS] name ON keyspace
     [USING btree | hash] (expression [ASC | DESC], ...)
     [INCLUDE (path, ...)]
-    [PARTITION BY HASH(expression) | RANGE(expression) [SPLIT AT (constant, ...)]]
+    [PARTITION BY HASH(expression) | RANGE(expression) [SPLIT AT (constant, ...)]
+        [SUBPARTITION BY HASH(id) SLICES n | SLICES (n, ...)]]
     [WITH (option = value, ...)]
     [WHERE condition]
-ALTER INDEX name [PARTITION BY HASH(expression) | RANGE(expression) [SPLIT AT (constant, ...)]]
+ALTER INDEX name [PARTITION BY HASH(expression) | RANGE(expression) [SPLIT AT (constant, ...)]
+        [SUBPARTITION BY HASH(id) SLICES n | SLICES (n, ...)]]
     [SET (option = value, ...)]
+ALTER INDEX name PARTITION n SET (slices = n)
 ALTER INDEX name SPLIT PARTITION n [AT (constant, ...)]
 ALTER INDEX name MERGE PARTITIONS n, n
 ALTER INDEX name RENAME TO name
@@ -54,7 +57,7 @@ def page() -> str:
         ("slices", f"{index.MAX_SLICES:,} (default {index.DEFAULT_SLICES})"),
         ("replicas: copies of each slice beside the first", f"{index.MAX_REPLICAS:,} (default 0)"),
         ("bytes of a split", f"{index.MAX_SPLIT_BYTES:,}"),
-        ("depth of an expression", f"{create._MAX_DEPTH:,}"),
+        ("depth of an expression", f"{clauses._MAX_DEPTH:,}"),
     ]
     refused = [(text,) for text in sorted(dict.fromkeys(values._INSTEAD.values()))]
     lines = ["## Statements", "", GRAMMAR, "", "## Words", "", *table(("", "words", "where"), rows)]

@@ -16,6 +16,7 @@ import xxhash
 from msgspec.structs import replace
 
 from coordinator.core.source_status import SourceStatus
+from keytide.catalog.partitioning import Partitioning
 from keytide.definition.index import IndexDefinition
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.model.log_history import LogHistory, PartitionHistory
@@ -42,6 +43,7 @@ RETENTION_MS = 1 << 40
 
 Row = tuple[bytes, bytes]
 _structure: StructureName = "btree"
+_spread = False
 
 
 class Cached(Protocol):
@@ -55,15 +57,16 @@ _kept: list[Cached] = []
 
 
 @contextmanager
-def structured(name: StructureName) -> Iterator[None]:
-    """All indexes have this structure."""
-    global _structure
-    before, _structure = _structure, name
+def shaped(structure: StructureName = "btree", spread: bool = False) -> Iterator[None]:
+    """All indexes have this structure, and (if they are not by RANGE) all slices are one partition."""
+    global _structure, _spread
+    before = _structure, _spread
+    _structure, _spread = structure, spread
     _forget()
     try:
         yield
     finally:
-        _structure = before
+        _structure, _spread = before
         _forget()
 
 
@@ -86,8 +89,12 @@ def statement_of(name: str, ranged: bool = False) -> str:
     """
     given = "" if name == SAMPLED else f" SPLIT AT ('{SPLIT}')"
     partition = f"PARTITION BY RANGE(UNNEST(k)){given} " if ranged else ""
+    options = f"slices={SLICES}"
+    if _spread and not ranged:
+        partition = f"PARTITION BY HASH(UNNEST(k)) SUBPARTITION BY HASH(id) SLICES {SLICES} "
+        options = "partitions=1"
     using = f"USING {_structure} (UNNEST(k))"
-    return f"CREATE INDEX {name} ON {KEYSPACE} {using} INCLUDE (v) {partition}WITH (slices={SLICES})"
+    return f"CREATE INDEX {name} ON {KEYSPACE} {using} INCLUDE (v) {partition}WITH ({options})"
 
 
 @kept
@@ -132,8 +139,9 @@ def projection(docid: bytes, document: bytes | None, ranged: bool = False) -> Pr
     entries = batch.indexes["x"]
     puts: list[list[Row]] = [[] for _ in range(SLICES)]
     values = entries.values or [b""] * len(entries.keys)
-    splits = SPLITS if ranged else ()
-    routes = slices_of(entries.partition_keys, SLICES, splits).tolist() if entries.keys else []
+    rule = Partitioning.of(definition("x", ranged=ranged), SPLITS if ranged else ())
+    hashes = batch.hashes[entries.ordinals]
+    routes = slices_of(entries.partition_keys, rule, hashes).tolist() if entries.keys else []
     for route, key, value in zip(routes, entries.keys, values, strict=True):
         puts[route].append((key, value))
     skip: list[tuple[str, str] | None] = [None] * SLICES

@@ -15,12 +15,14 @@ from indexer.store.fold.fold import FoldJob, FoldOutcome, run_fold
 from indexer.store.interface import Applied
 from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.settings import StoreSettings
+from keytide.structure import StructureName
 from tests import share
 from tests.simulation.chance import EVERY, FAULTS, Plan, plan
 from tests.simulation.regressions import REGRESSIONS
 from tests.simulation.running import histories, quietly, run_or_tell
-from tests.simulation.source import structured
+from tests.simulation.source import shaped
 from tests.simulation.world import run
+from tests.structure_kit import digests_of
 
 SEEDS = range(int(given)) if (given := os.environ.get("KEYTIDE_SEEDS")) else share.seeds(2000)
 GROUPS = 20 if len(SEEDS) >= 2000 else 5
@@ -37,7 +39,21 @@ def test_every_history_keeps_the_invariants_and_drains(group: int) -> None:
 def test_every_history_of_hash_indexes_does(group: int) -> None:
     """Nothing but what structures say is another: the same histories, with entries by digests."""
     seeds = SEEDS[group : len(SEEDS) // 10 : 2]
-    with structured("hash"):
+    with shaped("hash"):
+        assert histories(seeds).histories == len(seeds)
+
+
+@pytest.mark.parametrize("bits", [0, 2])
+def test_every_history_does_where_digests_collide(bits: int) -> None:
+    seeds = SEEDS[bits : len(SEEDS) // 10 : 4]
+    with digests_of(bits), shaped("hash"):
+        assert histories(seeds).histories == len(seeds)
+
+
+@pytest.mark.parametrize("structure", ["btree", "hash"])
+def test_every_history_does_where_a_partition_is_several_slices(structure: StructureName) -> None:
+    seeds = SEEDS[1 + (structure == "hash") : len(SEEDS) // 10 : 4]
+    with shaped(structure, spread=True):
         assert histories(seeds).histories == len(seeds)
 
 

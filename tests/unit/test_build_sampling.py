@@ -180,7 +180,7 @@ def shares(keys: list[bytes], weights: list[int], splits: tuple[bytes, ...]) -> 
     rule = Partitioning(len(splits) + 1, splits, ranged=True)
     found: Counter[int | None] = Counter()
     for key, weight in zip(keys, weights, strict=True):
-        found[rule.slice_of(key)] += weight
+        found[rule.partition_of(key)] += weight
     return [found[number] for number in range(len(splits) + 1)]
 
 
@@ -211,7 +211,7 @@ def test_fewer_values_than_slices_have_a_slice_each() -> None:
 def test_without_a_sample_the_last_slice_has_nearly_everything() -> None:
     splits = splits_of([], [], 4)
     assert readable_splits(splits) == [None] * 3
-    assert Partitioning(4, splits, ranged=True).slice_of(encode_part(5)) == 3
+    assert Partitioning(4, splits, ranged=True).partition_of(encode_part(5)) == 3
 
 
 def test_long_strings_are_cut_to_what_parts_them() -> None:

@@ -247,7 +247,7 @@ def test_other_slices() -> None:
             62,
         ),
         ("ALTER INDEX x SPLIT 2", "PARTITION must stand here, not '2'", 1, 21),
-        ("ALTER INDEX x SPLIT PARTITION", "the number of a slice must stand here", 1, 30),
+        ("ALTER INDEX x SPLIT PARTITION", "the number of a partition must stand here", 1, 30),
         ("ALTER INDEX x SPLIT PARTITION n AT (1)", "a whole number from 0 to 1023", 1, 31),
         ("ALTER INDEX x SPLIT PARTITION 1024 AT (1)", "a whole number from 0 to 1023", 1, 31),
         ("ALTER INDEX x SPLIT PARTITION 1 AT (2, 1)", "splits must ascend", 1, 40),

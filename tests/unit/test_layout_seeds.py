@@ -16,16 +16,18 @@ from coordinator.core.events import Reported
 from coordinator.core.instructions import StartDriver
 from coordinator.sources.layout_sources import other_entries
 from coordinator.views import views
+from keytide.catalog.partitioning import Partitioning
 from keytide.catalog.records import BuildRecord, ClusterRecord, IndexRecord
 from keytide.collation import encode_part
 from keytide.definition.index import IndexDefinition
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.errors import RetryableError
 from keytide.model.timestamp import TABLE_PARTITION, Timestamp
+from keytide.wire.columns import hashes_of
 from keytide.wire.digests import EntriesAnswer, SkippedVersion
 from keytide.wire.messages import Message, NodeHeartbeat, PutChunk, RemovalChunk
 from projector.core.projection import KeyspacePlan, SourceBatch, project
-from router.core import slices_of
+from router.core import slices_of, slices_of_hashes
 from streaming.backfill.seed import Sending, pin_of
 from streaming.core.micro_batches import SeedUnfitError
 from streaming.core.runs import ChunkHeader
@@ -233,7 +235,13 @@ DEFINITIONS = [
     "USING hash (UNNEST(tags))",
 ]
 PARTITIONS = {
-    "(city)": ["HASH(city)", "HASH(id)", "RANGE(city) SPLIT AT ('f', 'p')"],
+    "(city)": [
+        "HASH(city)",
+        "HASH(id)",
+        "RANGE(city) SPLIT AT ('f', 'p')",
+        "RANGE(city) SPLIT AT ('f', 'p') SUBPARTITION BY HASH(id) SLICES (1, 3, 2)",
+        "HASH(city) SUBPARTITION BY HASH(id) SLICES 2",
+    ],
     "(city DESC)": ["HASH(city)", "HASH(id)", "RANGE(city) SPLIT AT ('f', 'p')"],
     "(city, age)": [
         "HASH(age)",
@@ -245,7 +253,13 @@ PARTITIONS = {
     "(UNNEST(tags), city)": ["HASH(UNNEST(tags))", "HASH(city)", "HASH(id)"],
     "(id)": ["HASH(id)", "RANGE(id) SPLIT AT ('d3', 'd6')"],
     "(LOWER(city), age) ": ["HASH(LOWER(city))", "HASH(age)"],
-    "USING hash (city, age)": ["HASH(city)", "HASH(age)", "HASH(id)", "RANGE(age) SPLIT AT (3, 40)"],
+    "USING hash (city, age)": [
+        "HASH(city)",
+        "HASH(age)",
+        "HASH(id)",
+        "RANGE(age) SPLIT AT (3, 40)",
+        "HASH(age) SUBPARTITION BY HASH(id) SLICES (3, 1)",
+    ],
     "USING hash (UNNEST(tags))": ["HASH(UNNEST(tags))", "HASH(id)"],
 }
 DOCUMENTS = [
@@ -258,7 +272,8 @@ DOCUMENTS += [{"age": 7}, {"city": 5, "age": "x"}]
 
 
 def index_of(keys: str, partition: str, slices: int) -> IndexRecord:
-    options = "" if "SPLIT" in partition else f"WITH (slices={slices})"
+    number = "partitions" if "SUBPARTITION" in partition else "slices"
+    options = "" if "SPLIT" in partition or "SLICES (" in partition else f"WITH ({number}={slices})"
     parsed = parse_statement(
         f"CREATE INDEX i ON people {keys} INCLUDE (age) PARTITION BY {partition} {options}"
     )
@@ -358,7 +373,9 @@ def header(number: int, attempt: str) -> ChunkHeader:
 
 def routes_of(index: IndexRecord) -> Any:
     """The slices of the entries of all documents."""
-    return slices_of(entries_of(index.definition)[1].partition_keys, index.slices, index.splits)
+    ids, entries = entries_of(index.definition)
+    hashes = hashes_of(ids, len(ids))
+    return slices_of(entries.partition_keys, Partitioning.of(index.definition, index.splits), hashes)
 
 
 class Row(NamedTuple):
@@ -407,7 +424,7 @@ def test_lines_of_skip_ledgers_go_to_the_slices_of_their_ids() -> None:
         for chunk in sent
         if isinstance(chunk, RemovalChunk) and chunk.heard is None
         for skip in chunk.skips
-        if slices_of([skip.id], 4).tolist() == [number]
+        if slices_of_hashes(hashes_of([skip.id], 1), 4).tolist() == [number]
     ]
     assert sorted(found) == [tuple(msgspec.structs.astuple(line)) for line in lines]
     assert sending.settled(0).skipped == {new.id: {"bad-id": 42, "not-json": 78}}

@@ -100,7 +100,7 @@ MANY = f"CREATE INDEX i ON people (age) PARTITION BY RANGE(age) WITH (slices={MA
 @pytest.mark.parametrize(
     ("of", "rest", "reason", "step"),
     [
-        (index(HASH), "SPLIT PARTITION 1 AT (5)", "by HASH(city): its slices have no", "SET (slices=n)"),
+        (index(HASH), "SPLIT PARTITION 1 AT (5)", "by HASH(city): its partitions have no", "SET (slices=n)"),
         (index(HASH), "MERGE PARTITIONS 1, 2", "by HASH(city)", "PARTITION BY RANGE(city)"),
         (index(HASH), "SPLIT PARTITION 9", "by HASH(city)", "SET (slices=n)"),
         (index(GIVEN), "SPLIT PARTITION 4 AT (50)", "has no partition 4", "are 0 to 3"),
@@ -120,7 +120,7 @@ MANY = f"CREATE INDEX i ON people (age) PARTITION BY RANGE(age) WITH (slices={MA
         (
             index("CREATE INDEX i ON people (age) PARTITION BY RANGE(age) WITH (slices=1)"),
             "MERGE PARTITIONS 0, 1",
-            "has one slice only",
+            "has one partition only",
             "nothing to merge",
         ),
         (
@@ -184,7 +184,7 @@ def test_a_split_moves_what_lies_in_its_slice_only_and_merging_takes_it_back() -
         parsed = parse_statement(statement)
         assert isinstance(parsed, SplitPartition | MergePartitions)
         of = replace(of, definition=repartitioned(of, parsed), splits=())
-        assert Partitioning.of(of.definition).slice_of(encode_part(500.5)) == sum(
+        assert Partitioning.of(of.definition).partition_of(encode_part(500.5)) == sum(
             one <= 500.5 for one in present
         )
         assert splits_of(of) == tuple(map(encode_part, present))

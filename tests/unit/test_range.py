@@ -104,19 +104,20 @@ def test_a_hash_has_no_splits() -> None:
 
 def test_a_value_lies_behind_the_splits_that_are_not_above_it() -> None:
     rule = Partitioning.of(ranged("a) SPLIT AT (5, 'm', 'mm')"))
-    found = [rule.slice_of(encode_part(one)) for one in (MISSING, None, 4.9, 5, 5.0, "a", "m", "ma", "mm")]
+    values = (MISSING, None, 4.9, 5, 5.0, "a", "m", "ma", "mm")
+    found = [rule.partition_of(encode_part(one)) for one in values]
     assert found == [0, 0, 0, 1, 1, 1, 2, 2, 3]
 
 
 def test_between_equal_splits_there_is_nothing() -> None:
     split = encode_part("m")
     rule = Partitioning.of(ranged("a) WITH (slices=4)"), [split] * 3)
-    assert [rule.slice_of(encode_part(one)) for one in ("a", "m", "z")] == [0, 3, 3]
+    assert [rule.partition_of(encode_part(one)) for one in ("a", "m", "z")] == [0, 3, 3]
 
 
 def test_without_splits_an_entry_may_lie_anywhere() -> None:
     rule = Partitioning.of(ranged("a) WITH (slices=4)"))
-    assert rule.slice_of(encode_part(5)) is None
+    assert rule.partition_of(encode_part(5)) is None
     assert rule.slices_of_span(span([5], [6], True, True, (False, True), 2), b"") == range(4)
 
 
@@ -157,7 +158,7 @@ def test_scans_and_queries_ask_the_slice_that_an_entry_was_sent_to(statement: st
     values = [b'{"a":%d,"b":%d,"c":"M%d"}' % (n % 50, n % 7, n) for n in range(60)]
     batch = SourceBatch(0, 0, 0, 60, range(60), list(ids), list(values), [0] * 60)
     made = project(batch, KeyspacePlan([("i", definition)])).indexes["i"]
-    routed = router.slices_of(made.partition_keys, definition.slices, definition.encoded_splits).tolist()
+    routed = router.slices_of(made.partition_keys, Partitioning.of(definition)).tolist()
     assert len(set(routed)) > 1
     for ordinal, key, number in zip(made.ordinals.tolist(), made.keys, routed, strict=True):
         parts, _ = decode_key(key, len(definition.keys), definition.descending)
@@ -208,8 +209,8 @@ def test_columns_go_where_single_keys_go(values: list[Any], cuts: list[Any], dat
     keys += data.draw(st.lists(st.sampled_from(splits), max_size=3)) if splits else []
     rule = Partitioning(len(splits) + 1, tuple(splits), ranged=True)
     expected = [sum(key >= split for split in splits) for key in keys]
-    assert router.slices_of(keys, rule.slices, splits).tolist() == expected
-    assert [rule.slice_of(key) for key in keys] == expected
+    assert router.slices_of(keys, rule).tolist() == expected
+    assert [rule.partition_of(key) for key in keys] == expected
 
 
 @given(
@@ -237,7 +238,7 @@ def test_spans_are_cut_to_the_slices_that_can_hold_them(
     before = encode_key(low[:part], directions)
     asked = rule.slices_of_span(chosen, before)
     held = [key for key in keys if encode_key(key, directions) + b"d" in chosen]
-    assert {rule.slice_of(encode_part(key[part])) for key in held} <= set(asked)
+    assert {rule.partition_of(encode_part(key[part])) for key in held} <= set(asked)
     if part == 0 and len(low) == len(high) == 2 and low == high:
         assert len(asked) == 1
 
@@ -302,11 +303,12 @@ def test_backfill_sends_entries_where_the_projector_does() -> None:
     ids = [f"d{n}".encode() for n in range(12)]
     batch = SourceBatch(0, 0, 0, 12, range(12), list(ids), [b'{"a":%d}' % n for n in range(12)], [0] * 12)
     plan = KeyspacePlan([("i", definition)])
-    share = ExtentProjection(plan, {"i": [7, 8, 9]}, {}, splits={"i": splits})
+    rule = Partitioning.of(definition, splits)
+    share = ExtentProjection(plan, {"i": [7, 8, 9]}, {"i": rule}, {})
     share.add(batch)
     sent = {slot: sorted(entries.column("id").to_pylist()) for slot, entries in share.spill().entries.items()}
     assert sent == {slot: sorted(ids[4 * at : 4 * at + 4]) for at, slot in enumerate((7, 8, 9))}
     projected = project(batch, plan).indexes["i"]
-    puts = [some for some, _ in router.route(projected, 3, splits)]
+    puts = [some for some, _ in router.route(projected, rule)]
     ordinals = [np.frombuffer(some.ordinals, "<u4").tolist() for some in puts if some is not None]
     assert ordinals == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]

@@ -18,19 +18,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from keytide.catalog.partitioning import Partitioning
 from keytide.collation import encode_key
 from keytide.definition.index import IndexDefinition
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.settings.settings import load_settings
-from keytide.wire.columns import heard_ids, heard_offsets, heard_times, unpack
+from keytide.wire.columns import hashes_of, heard_ids, heard_offsets, heard_times, unpack
 from keytide.wire.messages import Message, PutChunk, RemovalChunk
 from projector.core.projection import SourceBatch
-from router.core import slices_of
+from router.core import slices_of, slices_of_hashes
 from streaming.core import micro_batches as core
 from streaming.core import runs, versions
 from streaming.core.extent_projection import ExtentProjection, heard_columns
 from streaming.stages import tasks
-from streaming.stages.work import BatchWork, plan_of, targets_by_index
+from streaming.stages.work import BatchWork, plan_of, rules_of, targets_by_index
 from tests.source_records import source_batch
 
 TIME = 1_700_000_000_000
@@ -187,7 +188,7 @@ def expected_by_a(records: list[Record]) -> dict[int, list[Entry]]:
             continue
         if isinstance(document, dict) and "a" in document:
             key = encode_key([document["a"]])
-            slot = int(slices_of([key], BY_A.slices)[0])
+            slot = int(slices_of([key], Partitioning.of(BY_A))[0])
             entries[slot].append(Entry(key, docid, record.partition, record.offset, record.time))
     for found in entries.values():
         found.sort(key=lambda entry: entry.key + entry.docid)
@@ -304,7 +305,7 @@ def test_lines_of_the_skip_ledger_go_to_the_slice_of_the_id() -> None:
     }
     bad = {
         (r.partition, r.offset): (
-            int(slices_of([r.key or b""], 4)[0]),
+            int(slices_of_hashes(hashes_of([r.key or b""], 1), 4)[0]),
             "not-json" if r.key is not None else "bad-id",
         )
         for r in records
@@ -448,7 +449,7 @@ def test_null_and_sliced_columns() -> None:
 
 def test_far_offsets_are_heard_in_pieces_of_their_own() -> None:
     todo = work({"i-1": BY_A})
-    share = ExtentProjection(plan_of(todo.definitions), targets_by_index(todo), {})
+    share = ExtentProjection(plan_of(todo.definitions), targets_by_index(todo), rules_of(todo), {})
     far = [0, 5, 2**40, 2**40 + 1]
     share.add(batch_of([Record(1, offset, TIME, b"%d" % offset, None) for offset in far]))
     pieces = list(heard_columns(share.spill().documents, 1_000_000))

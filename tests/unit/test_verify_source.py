@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from keytide.catalog.partitioning import Partitioning
 from keytide.catalog.records import BuildRecord, JobRecord
 from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
@@ -50,7 +51,7 @@ def work(**changes: Any) -> VerifyWork:
     index = world().index("i")
     fields = {
         "definitions": ((index.id, msgspec.json.encode(index.definition)),),
-        "indexes": (IndexPlan(index.id, index.slices),),
+        "indexes": (IndexPlan(index.id, Partitioning.of(index.definition)),),
         "bits": 4,
         "range_bits": 1,
         "routes": (0, 1),

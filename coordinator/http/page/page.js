@@ -117,6 +117,12 @@ function healthPart({ health }) {
     make("span", { class: "sub" }, `What to do: ${one.next_step}`)))));
 }
 
+function partitions(index) {
+  const each = index.partition_slices;
+  if (!each) return "";
+  return new Set(each).size === 1 ? `${each.length} partitions of ${each[0]}, ` : `partitions of ${each.join(", ")}, `;
+}
+
 function slices(byIndex) {
   return Object.entries(byIndex).map(([name, lost]) => `slice${lost.length > 1 ? "s" : ""} ${lost.join(", ")} of ${name}`).join(" and ");
 }
@@ -201,7 +207,7 @@ function indexesPart({ indexes }) {
         make("code", {}, 'keytide sql "CREATE INDEX by_city ON people (city)"'));
     }
     return table(columns, indexes.map((one) => [
-      [make("strong", {}, one.name), sub(`on ${one.keyspace}, ${one.structure === "btree" ? "" : `${one.structure}, `}${one.slices} slices${one.replicas ? `, ${one.replicas + 1} copies of each` : ""}`), sub(one.reason, "error"),
+      [make("strong", {}, one.name), sub(`on ${one.keyspace}, ${one.structure === "btree" ? "" : `${one.structure}, `}${partitions(one)}${one.slices} slices${one.replicas ? `, ${one.replicas + 1} copies of each` : ""}`), sub(one.reason, "error"),
         one.lost.length ? sub(`${slices({ [one.name]: one.lost })}: data lost, ${one.rebuilds.length ? `rebuilt by ${one.rebuilds.join(", ")}` : "to be rebuilt"}`, "error") : null,
         copies(one), ...layouts(one), ...hot(one), sub(leftOut(one)),
         one.foreign_partition_ids ? sub(`${number(one.foreign_partition_ids)} ids seen in two source partitions`, "error") : null],

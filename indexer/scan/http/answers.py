@@ -146,6 +146,8 @@ class PlanAnswer(msgspec.Struct, forbid_unknown_fields=True):
     structure: Annotated[str, Meta(description="of the index, as USING has it")]
     slices_asked: list[int]
     slices_of_index: int
+    partitions_asked: Annotated[list[int], Meta(description="those that the slices belong to")]
+    partitions_of_index: int
     residual: Annotated[str | None, Meta(description="what slices test, entry by entry")]
     pushed_down: list[str]
     group_by: list[str]

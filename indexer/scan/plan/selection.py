@@ -168,8 +168,9 @@ def _values_of(one: SpanRequest | Question, shape: Shape) -> Span:
 
 def slices_of(question: Question, shape: Shape) -> Sequence[int]:
     """The slices that can hold entries of what is selected; of these only the `slices` that were asked for.
-    Of HASH one per stretch that fixes the part that the partitioning goes by, else all. Of RANGE those that
-    a stretch reaches, if it fixes the parts before that one. (`selection_of` has checked the values.)
+    Of HASH those of one partition per stretch that fixes the part that the partitioning goes by, else all. Of
+    RANGE those that a stretch reaches, if it fixes the parts before that one. (`selection_of` has checked the
+    values.)
 
     Raises:
         CallerError (422): the index has no such slice.
@@ -197,7 +198,7 @@ def slices_of(question: Question, shape: Shape) -> Sequence[int]:
     return tuple(sorted(set(slices).intersection(question.slices)))
 
 
-def _slices_of(one: SpanRequest | Question, shape: Shape, fixed: int) -> range | tuple[int]:
+def _slices_of(one: SpanRequest | Question, shape: Shape, fixed: int) -> range:
     """The slices that can hold entries of a stretch that is not empty.
 
     Args:
@@ -210,8 +211,7 @@ def _slices_of(one: SpanRequest | Question, shape: Shape, fixed: int) -> range |
     value = _shared_parts(one, fixed + 1, ())
     if value is None:
         return range(shape.slices)
-    number = rule.slice_of(value[len(_shared_parts(one, fixed, ()) or b"") :])
-    return range(shape.slices) if number is None else (number,)
+    return rule.slices_of_value(value[len(_shared_parts(one, fixed, ()) or b"") :])
 
 
 def slices_ahead(shape: Shape, after: bytes, reverse: bool) -> range:

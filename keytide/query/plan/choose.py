@@ -76,6 +76,8 @@ def described(plan: Plan, others: Sequence[Plan], refusals: Sequence[Refusal]) -
         "structure": definition.using,
         "slices_asked": list(plan.slices),
         "slices_of_index": definition.slices,
+        "partitions_asked": plan.partitions,
+        "partitions_of_index": definition.partitions,
         "residual": None if plan.filter is None else render_predicate(plan.filter),
         "pushed_down": [name for name, is_pushed in pushed.items() if is_pushed],
         "group_by": [render_expression(one) for one in select.group_by],

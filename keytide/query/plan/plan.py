@@ -128,6 +128,12 @@ class Plan:
         )
 
     @property
+    def partitions(self) -> list[int]:
+        """Those that its slices belong to, ascending."""
+        rule = Partitioning.of(self.index.definition, self.index.splits)
+        return sorted({rule.partition_of_slice(number) for number in self.slices})
+
+    @property
     def in_order(self) -> int:
         """How the order of slices is that of the keys in them: 1 the same, -1 the other way round, 0 none."""
         definition = self.index.definition
@@ -317,15 +323,16 @@ def _slices(condition: Predicate, candidate: Candidate) -> tuple[int, ...]:
     definition = candidate.definition
     rule = Partitioning.of(definition, candidate.splits)
     values = region(condition, definition.partition).intervals
-    found: set[int | None] = set()
+    found: set[int] = set()
     if rule.ranged:
         for one in values:
             found.update(rule.slices_of_values(one.low, one.high))
     elif len(values) > _MOST_POINTS or not all(one.is_point for one in values):
         return tuple(range(definition.slices))
     else:
-        found.update(rule.slice_of(one.low) for one in values)
-    return tuple(sorted(number for number in found if number is not None))
+        for one in values:
+            found.update(rule.slices_of_value(one.low))
+    return tuple(sorted(found))
 
 
 def _order(

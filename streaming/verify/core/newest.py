@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from keytide.catalog.partitioning import Partitioning
 from keytide.wire import digests
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router.core import slices_of
@@ -54,13 +55,11 @@ class IndexPlan:
 
     Attributes:
         id: of the index.
-        slices: how many it has.
-        splits: of an index by RANGE.
+        rule: how its entries fall to its slices.
     """
 
     id: str
-    slices: int
-    splits: tuple[bytes, ...] = ()
+    rule: Partitioning
 
 
 def versions_of(batch: SourceBatch, plan: KeyspacePlan, indexes: Sequence[IndexPlan]) -> Versions:
@@ -77,7 +76,7 @@ def versions_of(batch: SourceBatch, plan: KeyspacePlan, indexes: Sequence[IndexP
         values = made.values if made.values is not None else [b""] * size
         columns = [
             pa.array(np.full(size, number, np.uint16)),
-            pa.array(slices_of(made.partition_keys, index.slices, index.splits)),
+            pa.array(slices_of(made.partition_keys, index.rule, projected.hashes[made.ordinals])),
             pa.array(made.keys, pa.binary()),
             pa.array(values, pa.binary()),
         ]
@@ -183,7 +182,7 @@ def sums_of(versions: Versions, indexes: Sequence[IndexPlan], bits: int) -> list
     ids = versions.column("id")
     found = []
     for number, index in enumerate(indexes):
-        sums = np.zeros((index.slices, digests.FIELDS, 1 << bits), np.uint64)
+        sums = np.zeros((index.rule.slices, digests.FIELDS, 1 << bits), np.uint64)
         mine = np.flatnonzero(of_index == number)
         if len(mine):
             taken = entries.take(pa.array(mine))
