@@ -19,6 +19,8 @@ from benchmarks import (
     bulk,
     catching_up,
     foreground,
+    hash_indexes,
+    hot_partition,
     latency,
     moving,
     noisy,
@@ -27,7 +29,6 @@ from benchmarks import (
     recovery,
     scale,
     stress,
-    structures,
     throughput,
 )
 from benchmarks.harness import Result, say
@@ -54,7 +55,8 @@ ALL: dict[str, Callable[..., Result]] = {
     "outage": outage.outage,
     "catch-up": catching_up.catch_up,
     "scale": scale.scale,
-    "structures": structures.structures,
+    "hash": hash_indexes.hash_indexes,
+    "hot-partition": hot_partition.hot_partition,
 }
 
 

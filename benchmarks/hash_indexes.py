@@ -14,7 +14,6 @@ from benchmarks.documents import PARTITIONS, document_id, load
 from benchmarks.harness import Bench, Result, machine_state, percentiles, say
 from benchmarks.latency import connect
 from keytide.errors import invariant
-from keytide.structure import STRUCTURES
 
 TOPIC = "keys"
 SIZES = (10, 100, 1_000)
@@ -22,9 +21,9 @@ LOOK_UPS = 2_000
 BATCH = 20
 
 
-def structures(documents: int = 200_000) -> Result:
-    """Each structure with each size of key, one after the other, on one node: all keys are different."""
-    result = Result("structures", machine=machine_state())
+def hash_indexes(documents: int = 200_000) -> Result:
+    """Both structures with each size of key, one after the other, on one node: all keys are different."""
+    result = Result("hash", machine=machine_state())
     result.sizes = {
         "documents": documents,
         "slices": 8,
@@ -33,7 +32,7 @@ def structures(documents: int = 200_000) -> Result:
         "keys_of_in": BATCH,
     }
     for size in SIZES:
-        for name in STRUCTURES:
+        for name in ("btree", "hash"):
             with Bench(nodes=1) as bench:
                 for figure, value in _measured(bench, name, size, documents).items():
                     result.figures[f"{name}_{size}_{figure}"] = value
