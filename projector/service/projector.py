@@ -179,11 +179,12 @@ class Projector:
         if now >= self._next_beat:
             self._next_beat = now + self._limits.heartbeat_ms / 1000
             self._heartbeat()
+        # (Before reading, which waits: what was acknowledged just now would not be told for as long.)
+        self._reporter.progress(self._catalog.catalog, self._members, self._pipeline, force=False)
         if self._blocked(now):
             self._wait_blocked(now)
         else:
             self._read(now)
-        self._reporter.progress(self._catalog.catalog, self._members, self._pipeline, force=False)
 
     def _learn(self) -> None:
         """Take in the catalog as it is now."""
@@ -237,7 +238,8 @@ class Projector:
         if self._blocked_since is not None:
             self._release()
         waiting = bool(self._tracker.outstanding)
-        timeout = 0.0 if waiting else max(0.0, min(self._next_beat - now, 0.05))
+        due = min(self._next_beat, self._reporter.due)
+        timeout = 0.0 if waiting else max(0.0, min(due - now, 0.05))
         linger = self._limits.linger_ms / 1000
         fill_until = self._last_batch + (BUSY_LINGERS * linger if self._busy else linger)
         harvest = self._members.source.read(self._limits.batch_documents, timeout, fill_until)

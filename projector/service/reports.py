@@ -9,6 +9,7 @@ delivery.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -56,6 +57,8 @@ class ProjectorReporter:
 
     Attributes:
         alive_at: when Kafka last took a report.
+        due: when progress that was not told yet, for the last report was too short ago, may be; infinite when
+            there is none.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class ProjectorReporter:
         now_ms: Callable[[], int],
     ) -> None:
         self.alive_at = 0.0
+        self.due = math.inf
         self._projector = projector
         self._clock, self._now_ms = clock, now_ms
         self._topic = Topics(settings.cluster).reports
@@ -107,7 +111,9 @@ class ProjectorReporter:
         self._forget(partitions)
         now = self._clock()
         if now < self._next_progress and not force:
+            self.due = self._next_progress
             return
+        self.due = math.inf
         for keyspace in sorted({key.keyspace for key in partitions}):
             record = catalog.keyspace(keyspace)
             if record is None:

@@ -3,8 +3,11 @@ stuck."""
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import cast
+from unittest import mock
 
 import pytest
 from confluent_kafka import KafkaError
@@ -40,9 +43,12 @@ from projector.progress.events import Assigned, Checked, CommitDone, Key, Locate
 from projector.progress.partition import PartitionState
 from projector.service import reports as report
 from projector.service.membership import Membership
+from projector.service.projector import Projector
 from projector.service.sender import QueueSender
 from projector.service.source import GroupMember
 from projector.service.transport import KafkaTransport
+from tests.simulation.chance import plan
+from tests.simulation.world import World
 
 KEY = Key("orders", 1)
 
@@ -637,3 +643,48 @@ class TestMembership:
         members.learn(self.catalog, set())
         assert self.work(members) == "RUNNING"
         assert self.place(members) == ("RUNNING", 4, 1)
+
+
+def test_what_is_acknowledged_is_told_before_the_source_is_waited_for() -> None:
+    """Reading waits for as long as nothing comes; a timestamp must not wait with it."""
+    shell = World(plan(1, ())).projectors[0].shell
+    order = mock.Mock()
+    with (
+        mock.patch.object(Projector, "_read", order.read),
+        mock.patch.object(report.ProjectorReporter, "progress", order.told),
+    ):
+        shell.turn()
+        shell.turn()
+    names = [one[0] for one in order.mock_calls]
+    assert names[-2:] == ["told", "read"]
+    assert names.count("read") == 2
+
+
+def test_progress_so_soon_after_the_last_is_told_in_a_moment() -> None:
+    now = [10.0]
+    settings = load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0})
+    reporter = report.ProjectorReporter(settings, KafkaTransport(settings), "p1", lambda: now[0], now_ms)
+    sent: list[bytes] = []
+    state = PartitionState(KEY, "RUNNING", 1, 7, 7, 7)
+
+    class Members:
+        tracker = SimpleNamespace(partitions={KEY: state})
+        source = _Marks()
+
+        def states(self, keyspace: str, incarnation: int) -> list[PartitionState]:
+            return [state]
+
+    def told() -> int:
+        reporter.progress(
+            catalog(), cast(Membership, Members()), Pipeline("p1", MessageLimits(1_000, 1_000)), force=False
+        )
+        return len(sent)
+
+    with mock.patch.object(reporter, "_send", sent.append):
+        assert (told(), reporter.due) == (1, math.inf)
+        state.acked = 8
+        now[0] += report.PROGRESS_INTERVAL_S / 4
+        assert told() == 1
+        assert now[0] < reporter.due <= now[0] + report.PROGRESS_INTERVAL_S
+        now[0] = reporter.due
+        assert (told(), reporter.due) == (2, math.inf)
