@@ -31,6 +31,7 @@ SETTINGS = {
     "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
 }
 TOPIC = "readings"
+OVER = ("DONE", "FAILED", "CANCELLED")
 DOCUMENTS = 12_000
 SLICES = 6
 GIVEN = ("NULL", "5", "500", "'m'")
@@ -91,7 +92,7 @@ def _by_v(document: dict[str, Any], _: str) -> Iterable[list[Any]]:
 
 @pytest.fixture(scope="module")
 def built(world: World) -> World:
-    """Three indexes of one build, begun and ended while writes go on."""
+    """Four indexes of one build, begun and ended while writes go on."""
     defer = f"WITH (slices={SLICES}, defer_build=true)"
     world.sql(f"CREATE INDEX by_n ON {TOPIC} (n) PARTITION BY RANGE(n) {defer}")
     world.sql(f"CREATE INDEX by_name ON {TOPIC} (name DESC, n) PARTITION BY RANGE(name) {defer}")
@@ -99,8 +100,12 @@ def built(world: World) -> World:
         f"CREATE INDEX by_v ON {TOPIC} (v) PARTITION BY RANGE(v) SPLIT AT ({', '.join(GIVEN)}) "
         "WITH (defer_build=true)"
     )
+    world.sql(
+        f"CREATE INDEX spread ON {TOPIC} (name, n) PARTITION BY RANGE(name) SUBPARTITION BY HASH(id) "
+        "SLICES 2 WITH (partitions=3, defer_build=true)"
+    )
     with Writer(world.bootstrap, TOPIC, 11, _change, per_second=100):
-        build = world.build("by_n", "by_name", "by_v")
+        build = world.build("by_n", "by_name", "by_v", "spread")
         phases = set()
 
         def begun() -> bool:
@@ -112,7 +117,11 @@ def built(world: World) -> World:
         wait_for(begun, "the sample is taken")
         assert "sampling" in phases
         world.wait_ready(build)
-        for index, keys, descending in (("by_n", _by_n, ()), ("by_name", _by_name, (True, False))):
+        for index, keys, descending in (
+            ("by_n", _by_n, ()),
+            ("by_name", _by_name, (True, False)),
+            ("spread", _by_name, ()),
+        ):
             assert world.check(index, TOPIC, keys, descending) > 0
     return world
 
@@ -144,6 +153,30 @@ def test_what_half_of_the_documents_have_fills_one_slice(built: World) -> None:
     assert max(entries) < 0.65 * index["entries"]
     others = sorted(entries)[:-1]
     assert max(others) < 2.5 * max(1, min(others))
+
+
+def test_a_partition_of_several_slices_has_one_value_in_all_of_them(built: World) -> None:
+    assert built.check_at_end("spread", TOPIC, _by_name) > 10_000
+    index = shown(built, "spread")
+    assert (len(index["splits"]), index["partition_slices"], index["slices"]) == (2, [2, 2, 2], 6)
+    with built.client(1) as client:
+        plan = client.explain(f"SELECT n FROM {TOPIC} WHERE name = 'usual'")
+        (partition,) = plan["partitions_asked"]
+        assert plan["slices_asked"] == [2 * partition, 2 * partition + 1]
+        usual = client.count("spread", equals=["usual"]).count
+        parts = [
+            client.count("spread", equals=["usual"], slices=[number]).count for number in plan["slices_asked"]
+        ]
+        assert sum(parts) == usual
+        assert min(parts) > 0.4 * usual
+        rows = [row.key for row in client.scan("spread", equals=["usual"], page_size=997)]
+        assert rows == sorted(rows)
+        assert len(rows) == usual
+    job = built.admin.call("POST", "/v1/indexes/spread/verify")["id"]
+    wait_for(lambda: built.admin.call("GET", f"/v1/jobs/{job}")["state"] in OVER, "it is verified")
+    found = built.admin.call("GET", f"/v1/jobs/{job}")
+    assert found["state"] == "DONE", found
+    assert not any(found["counts"].values()), found
 
 
 def test_given_splits_are_what_they_say(built: World) -> None:
