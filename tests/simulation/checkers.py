@@ -26,7 +26,7 @@ from keytide.catalog.history import History
 from keytide.catalog.table_origin import TableOrigin
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import HeartbeatChanges, NodeHeartbeat, SliceStatus
-from tests.simulation.source import IDS, PARTITIONS, SLICES, Fold, Log, Source
+from tests.simulation.source import IDS, PARTITIONS, SLICES, Fold, Log, Source, in_full
 from tests.simulation.tables import place_of
 
 if TYPE_CHECKING:
@@ -79,10 +79,20 @@ class Oracle:
         return found
 
     def difference(
-        self, rows: Rows, timestamp: Timestamp, slices: Iterable[int], muted: Set[bytes] = frozenset()
+        self,
+        rows: Rows,
+        timestamp: Timestamp,
+        slices: Iterable[int],
+        muted: Set[bytes] = frozenset(),
+        *,
+        full: bool = False,
     ) -> str | None:
         """How `rows` of some slices differ from the source at `timestamp`, but for the documents `muted`;
-        None when they do not."""
+        None when they do not.
+
+        Args:
+            full: they are entries in full, as scans show them.
+        """
         numbers = list(slices)
         want: Rows = {}
         for choice in product(*self.folds(timestamp)):
@@ -91,7 +101,8 @@ class Oracle:
                 for fold in choice
                 for version in fold.values()
                 for number in numbers
-                for key, value in version.rows[number]
+                for row in version.rows[number]
+                for key, value in (in_full(*row) if full else row,)
                 if version.id not in muted
             }
             if rows == want:
@@ -259,7 +270,7 @@ class Checkers:
     def scanned(self, name: str, rows: Rows, at: Timestamp, muted: Set[bytes] = frozenset()) -> None:
         """A stable scan of a whole index, or all pages of one together."""
         self.scans += 1
-        difference = self.oracle.difference(without(rows, muted), at, range(SLICES), muted)
+        difference = self.oracle.difference(without(rows, muted), at, range(SLICES), muted, full=True)
         if difference:
             raise BrokenError("Untorn", f"scan of {name} at {at}: {difference}", _ids(difference))
         asked = Timestamp.of(self.asked.get(name, {}))
@@ -276,7 +287,7 @@ class Checkers:
     def paged(self, name: str, rows: Rows, at: Timestamp, muted: Set[bytes] = frozenset()) -> None:
         """All pages of a scan together are one snapshot."""
         self.scans += 1
-        difference = self.oracle.difference(without(rows, muted), at, range(SLICES), muted)
+        difference = self.oracle.difference(without(rows, muted), at, range(SLICES), muted, full=True)
         if difference:
             raise BrokenError("Stable", f"pages of {name} at {at}: {difference}", _ids(difference))
 

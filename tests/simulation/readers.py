@@ -38,7 +38,7 @@ from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import ScanSettings
 from tests.simulation.chance import Chance
 from tests.simulation.checkers import Rows
-from tests.simulation.source import kept, projection
+from tests.simulation.source import in_full, kept, projection
 
 if TYPE_CHECKING:
     from tests.simulation.nodes import SimNode
@@ -484,7 +484,7 @@ def _timestamp(answer: Answer) -> Timestamp:
 
 
 def _entries(answer: Answer) -> Rows:
-    """The entries that rows stand for."""
+    """The entries that rows stand for, in full: which tie an entry has, its row does not say."""
     return dict(_entry(row["key"][0], row["id"], row["include"].get("v")) for row in answer.rows)
 
 
@@ -495,4 +495,4 @@ def _entry(letter: str, docid: str, value: int | None) -> tuple[bytes, bytes]:
         return b"?" + letter.encode() + docid.encode(), b""
     made = projection(docid.encode(), b'{"k":["%s"],"v":%d}' % (letter.encode(), value))
     ((key, packed),) = [row for puts in made.puts for row in puts]
-    return key + docid.encode(), packed
+    return in_full(key + docid.encode(), packed)

@@ -118,6 +118,13 @@ def canonical(stored: bytes, value: bytes) -> bytes:
     return definition("x").structure.canonical(stored, value)
 
 
+@kept
+@lru_cache(4_096)
+def in_full(entry_key: bytes, value: bytes) -> Row:
+    """An entry as a scan shows it: with its canonical key, whatever the structure."""
+    return definition("x").structure.in_full(entry_key, value)
+
+
 class Projection(NamedTuple):
     """What a document stands for.
 
