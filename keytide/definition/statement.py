@@ -19,13 +19,13 @@ from msgspec.structs import replace
 from sqlglot.errors import TokenError
 from sqlglot.tokenizer_core import Token
 
-from keytide.definition.clauses import boolean, options, whole_number
-from keytide.definition.create import OPTIONS, CreateReader
+from keytide.definition.clauses.create import OPTIONS, CreateReader
+from keytide.definition.clauses.options import boolean, options, whole_number
+from keytide.definition.clauses.partitioning import PartitionReader, Said, partitions_by
 from keytide.definition.errors import InvalidStatementError, QueryElsewhereError
 from keytide.definition.expression import Literal
 from keytide.definition.index import MAX_REPLICAS, MAX_SLICES, IndexDefinition, PartitionBy
 from keytide.definition.names import check_index_name, index_name, keyspace_name, refuse
-from keytide.definition.partition_clause import PartitionReader, Said, partitions_by
 from keytide.definition.tokens import Cursor
 from keytide.definition.values import Dialect
 from keytide.model.hints import did_you_mean

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from keytide.definition import clauses, create, index, statement, values
+from keytide.definition import index, statement, values
+from keytide.definition.clauses import create, options
 from keytide.query.parse import expressions
 from tests.reference.writing import document, table
 
@@ -57,7 +58,7 @@ def page() -> str:
         ("slices", f"{index.MAX_SLICES:,} (default {index.DEFAULT_SLICES})"),
         ("replicas: copies of each slice beside the first", f"{index.MAX_REPLICAS:,} (default 0)"),
         ("bytes of a split", f"{index.MAX_SPLIT_BYTES:,}"),
-        ("depth of an expression", f"{clauses._MAX_DEPTH:,}"),
+        ("depth of an expression", f"{options._MAX_DEPTH:,}"),
     ]
     refused = [(text,) for text in sorted(dict.fromkeys(values._INSTEAD.values()))]
     lines = ["## Statements", "", GRAMMAR, "", "## Words", "", *table(("", "words", "where"), rows)]

@@ -13,10 +13,10 @@ from keytide.kafka.clients import AdminClient, Consumer, Producer
 from keytide.kafka.end_watch import ASK_S, IN_VAIN, EndWatch
 
 
-class Client(AdminClient):
+class AnsweringAdmin(AdminClient):
     """Answers as the test says; a real client in all else."""
 
-    def __init__(self, made: list[Client]) -> None:
+    def __init__(self, made: list[AnsweringAdmin]) -> None:
         super().__init__({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
         made.append(self)
         self.end: int | None = 0
@@ -34,15 +34,15 @@ class Client(AdminClient):
         return dict.fromkeys(asked[0], answer)
 
 
-class World:
+class WatchWorld:
     def __init__(self) -> None:
-        self.clients: list[Client] = []
+        self.clients: list[AnsweringAdmin] = []
         self.now = 0.0
         self.watch = EndWatch(self.make, "topic", lambda: self.now)
         self.end: int | None = 0
 
-    def make(self) -> Client:
-        return Client(self.clients)
+    def make(self) -> AnsweringAdmin:
+        return AnsweringAdmin(self.clients)
 
     def ask(self, position: int) -> bool:
         """A question that is due, and its answer."""
@@ -54,18 +54,18 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> WatchWorld:
+    return WatchWorld()
 
 
-def test_one_client_asks_all_questions(world: World) -> None:
+def test_one_client_asks_all_questions(world: WatchWorld) -> None:
     for _ in range(5):
         assert not world.ask(0)
     assert len(world.clients) == 1
     world.watch.close()
 
 
-def test_a_reader_stands_still_when_two_answers_find_it_at_one_place(world: World) -> None:
+def test_a_reader_stands_still_when_two_answers_find_it_at_one_place(world: WatchWorld) -> None:
     world.ask(0)
     world.end = 7
     assert not world.ask(3)
@@ -75,7 +75,7 @@ def test_a_reader_stands_still_when_two_answers_find_it_at_one_place(world: Worl
     world.watch.close()
 
 
-def test_another_client_asks_when_one_is_not_answered(world: World) -> None:
+def test_another_client_asks_when_one_is_not_answered(world: WatchWorld) -> None:
     world.ask(0)
     world.end = None
     for _ in range(IN_VAIN):

@@ -8,7 +8,8 @@ from typing import Final
 import msgspec
 from sqlglot.tokenizer_core import Token, TokenType
 
-from keytide.definition.clauses import boolean, limit, options, whole_number
+from keytide.definition.clauses.options import boolean, limit, options, whole_number
+from keytide.definition.clauses.partitioning import PartitionReader, Said, partitions_by
 from keytide.definition.errors import quoted_wrongly
 from keytide.definition.expression import DocumentId, Path, Predicate, Unnest, same, walk
 from keytide.definition.index import (
@@ -22,7 +23,6 @@ from keytide.definition.index import (
     PartitionBy,
 )
 from keytide.definition.names import index_name, keyspace_name, refuse, structure_name
-from keytide.definition.partition_clause import PartitionReader, Said, partitions_by
 from keytide.definition.render import path_name, render_expression
 from keytide.definition.sql import ExpressionReader
 from keytide.definition.tokens import Cursor

@@ -9,7 +9,7 @@ import msgspec
 from sqlglot.tokenizer_core import Token
 
 from keytide.collation import encode_part
-from keytide.definition.clauses import limit, whole_number
+from keytide.definition.clauses.options import limit, whole_number
 from keytide.definition.errors import quoted_wrongly
 from keytide.definition.expression import DocumentId, Literal, Path, walk
 from keytide.definition.index import MAX_SLICES, MAX_SPLIT_BYTES, PartitionBy, PartitionKind
