@@ -3,14 +3,19 @@ and how they are read.)"""
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import Field
 
 from keytide.settings.scans import Section
 
+MAX_BODY_BYTES: Final = 1 << 20
+"""As a cluster has it that says nothing else."""
+
 
 class HttpSettings(Section):
     max_body_bytes: int = Field(
-        1 << 20,
+        MAX_BODY_BYTES,
         ge=1,
         description="largest request body: far above any key or statement, far below what hurts",
     )

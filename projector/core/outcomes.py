@@ -12,7 +12,7 @@ from keytide.model.entry import MAX_KEY_BYTES
 MAX_ELEMENTS: Final = 10_000
 """Entries of one document in one index."""
 MAX_ENTRIES_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of the keys and values of one document in one index."""
+"""Bytes of the stored keys and values of one document in one index."""
 MAX_DETAIL: Final = 300
 """Characters of a detail in the skip ledger."""
 

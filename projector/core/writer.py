@@ -56,8 +56,10 @@ class FunctionWriter:
         self._structure = definition.structure
         whole = len(parts) == 1 and not parts[0].descending and definition.partition_part == 0
         self.partitioned_by_key = whole and not self._structure.key_in_value
+        self._stored_bytes = "len(key)"
         if self._structure.key_in_value:
             self.constants["stored"] = self._structure.stored
+            self._stored_bytes = str(len(self._structure.stored((b"",))[0]))
 
     def source(self) -> str:
         definition = self._definition
@@ -200,7 +202,7 @@ class FunctionWriter:
         if _has_unnest(definition.partition):
             partition = self._partition_key()
         value = self._value(included)
-        self._line(f"size += len(key) + len({value})")
+        self._line(f"size += {self._stored_bytes} + len({value})")
         self._line(f"if len(rows) >= {MAX_ELEMENTS} or size > {MAX_ENTRIES_BYTES}:")
         self._line("    raise TooManyElements()")
         self._line(f"rows[key] = ({partition or 'key'}, {value})")

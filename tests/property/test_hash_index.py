@@ -94,6 +94,9 @@ def test_scans_and_counts_of_whole_keys(
         for doc in expected
     )
     assert counted == len(expected)
+    shapes = [one.shape for nodes in world.nodes.values() for _, one in nodes.reads]
+    assert all(len(one.keys) == len({encode_key(list(key)) for key in asked}) for one in shapes)
+    assert not any(one.filter for one in shapes), "keys are no filter: they are the reader's own"
     assert all(snapshot.readers == 0 for snapshot in world.held())
     if asked and "id" not in partition:  # a key says its slice
         definition = world.index("i").definition

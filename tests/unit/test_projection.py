@@ -14,12 +14,14 @@ from keytide.definition.index import IndexDefinition
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.errors import InvariantViolationError
 from keytide.model.entry import MAX_KEY_BYTES, unpack_value
+from keytide.structure import STRUCTURES
 from keytide.wire.columns import heard_ids, heard_offsets, heard_times
 from projector.core.compile import compile_index
 from projector.core.decoding import MAX_DOCUMENT_DEPTH, DocumentReader, nesting
-from projector.core.outcomes import MAX_ELEMENTS
+from projector.core.outcomes import MAX_ELEMENTS, MAX_ENTRIES_BYTES
 from projector.core.projection import KeyspacePlan, Projected, SourceBatch, project
 from tests.property.naive_projection import condition
+from tests.structure_kit import as_stored
 
 
 def definition(statement: str) -> IndexDefinition:
@@ -261,6 +263,23 @@ def test_bytes_of_one_document_are_limited() -> None:
     result = run(statement, doc(tags=list(range(100)), big="x" * 300_000), doc(tags=[1], big="x" * 300_000))
     assert reasons(result) == [(0, "too-many-elements")]
     assert result.ordinals.tolist() == [1]
+
+
+@pytest.mark.parametrize("structure", sorted(STRUCTURES))
+@pytest.mark.parametrize("over", [False, True])
+def test_bytes_of_one_document_are_those_that_its_entries_take(structure: str, over: bool) -> None:
+    """Of an index whose values hold the keys, a key counts once."""
+    made = definition(f"CREATE INDEX i ON k USING {structure} (UNNEST(tags), body) INCLUDE (n)")
+    body, tag = "b" * 10_000, "t0000"
+    key = encode_key([tag, body])
+    ((stored, value),) = as_stored(made, [(key, b"", b'{"n":""}')])
+    fit, rest = divmod(MAX_ENTRIES_BYTES, len(stored) + len(value))
+    filling = rest // fit  # a column of so many bytes more in each
+    made_doc = doc(tags=[f"t{at:04}" for at in range(fit)], body=body, n="x" * (filling + over))
+    ((stored, value),) = as_stored(made, [(key, b"", b'{"n":"%b"}' % (b"x" * (filling + over)))])
+    assert (fit * (len(stored) + len(value)) > MAX_ENTRIES_BYTES) == over
+    result = project(batch([made_doc]), KeyspacePlan([("i", made)])).indexes["i"]
+    assert (len(result.keys), reasons(result)) == ((0, [(0, "too-many-elements")]) if over else (fit, []))
 
 
 def test_field_names_that_are_no_identifiers() -> None:

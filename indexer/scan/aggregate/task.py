@@ -17,7 +17,7 @@ import msgspec
 from indexer.scan.aggregate.accumulators import Accumulator
 from indexer.scan.aggregate.request import AggregationPlan
 from indexer.scan.aggregate.slice import GroupState, SliceAggregate, wants_of
-from indexer.scan.local.filtering import Conditions
+from indexer.scan.local.filtering import Conditions, key_test
 from indexer.scan.local.tasks import SliceWork, Unfinished
 from indexer.view import DoubtfulReadError
 from keytide.collation import decode_key, skip_key, successor
@@ -106,7 +106,9 @@ class _Call:
         self._work = work
         self._arguments = _decode_arguments(work.request.shape.body)
         self._plan = _decode_plan(self._arguments.plan)
-        self._tested = _conditions.of(work.request.span.index, work.definition, work.request.shape.filter)
+        shape = work.request.shape
+        self._tested = _conditions.of(work.request.span.index, work.definition, shape.filter)
+        self._has_key = key_test(work.definition.structure, shape.keys) if shape.keys else None
         self._after = self._arguments.after.get(work.slice, b"")
 
     def partial(self) -> Partial:
@@ -123,9 +125,10 @@ class _Call:
             max_groups=arguments.max_groups,
         )
         examined = 0
-        pace = self._work.pace
+        pace, has_key = self._work.pace, self._has_key
         for part in (part for block in self._blocks(aggregate.backwards) for part in pace.parts(block)):
-            goes_on = aggregate.add(part)
+            wanted = part if has_key is None else [row for row in part if has_key(*row)]
+            goes_on = not wanted or aggregate.add(wanted)
             examined += len(part)
             if not goes_on:
                 break
@@ -147,7 +150,7 @@ class _Call:
     def _known(self) -> Partial | None:
         """The answer without reading, if it can be had so."""
         plan, spans = self._plan, self._work.request.span.spans
-        if plan.groups or self._tested is not None or not spans:
+        if plan.groups or self._tested is not None or self._has_key is not None or not spans:
             return None
         whole = all(not low and high is None for low, high in spans)
         counts = any(function.operand < 0 for function in plan.functions)

@@ -38,6 +38,7 @@ from indexer.scan.peer.messages import (
     SliceReply,
 )
 from indexer.scan.plan.errors import SnapshotMissingError
+from indexer.scan.plan.selection import sifts
 from keytide.errors import RetryableError
 from keytide.http.node_protocol import TRY_AGAIN, NodeUnavailableError
 
@@ -299,7 +300,9 @@ class CopyRequests:
 def _is_short(request: ReadRequest) -> bool:
     """Whether it takes about as long as others like it."""
     shape = request.shape
-    return bool(request.paging.limit) and not (shape.task or shape.filter or shape.distinct or shape.examine)
+    if not request.paging.limit or shape.task or shape.examine:
+        return False
+    return not sifts(shape.filter or shape.distinct, shape.keys, (high for _, high in request.span.spans))
 
 
 def _ended(health: PeerHealth, node: str, task: asyncio.Task[ReadReply]) -> None:

@@ -86,7 +86,8 @@ async def gather(
         RetryableError: a node did not answer.
     """
     result = Gathered(offset_left=offset)
-    deadline = monotonic() + target.left_s if offset or target.filter or target.distinct else math.inf
+    sifts = offset or target.filter or target.distinct or target.keys
+    deadline = monotonic() + target.left_s if sifts else math.inf
     last = b""  # the last key that was left out: of distinct keys another slice may bring it again
     if offset and len(target.nodes) > 1 and not target.in_order:
         after, last = await _skip(target, nodes, after, reverse, result, deadline)

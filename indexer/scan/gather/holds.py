@@ -118,6 +118,7 @@ class SnapshotHold:
             selection.in_order,
             saw=self.saw,
             others={number: self.copies[number][1:] for number in slices if len(self.copies[number]) > 1},
+            keys=frozenset(selection.keys),
         )
 
     def gone(self, missing: SnapshotMissingError) -> KeytideError:

@@ -20,7 +20,7 @@ import random
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -31,16 +31,20 @@ from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.messages import TIP, SliceReader
 from indexer.scan.plan.agreement import CATALOG_LAG_S, HINDRANCES, Agreement, Hindrance
 from indexer.scan.plan.directory import IndexDirectory, Scannable
-from indexer.scan.plan.errors import IndexNotReadyError
+from indexer.scan.plan.errors import IndexNotReadyError, PageTokenTooLargeError
 from indexer.scan.plan.selection import Selection, Stamp, demanded_offsets, filter_json, selection_of
-from indexer.scan.plan.tokens import HeldToken, Saw, Seen, SessionToken, newest, saw_tip, sign, verify
+from indexer.scan.plan.tokens import HeldToken, Saw, Seen, SessionToken, Token, newest, saw_tip, sign, verify
 from indexer.scan.plan.waiting import Deadline, Gone, SnapshotNotifier
 from indexer.scan.request.request import Moment, Question
 from indexer.scan.shape.rows import encode
 from indexer.view import NodeView
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import wall_ms
+from keytide.settings.http import MAX_BODY_BYTES
 from keytide.settings.settings import ScanSettings
+
+BESIDE_TOKENS: Final = 1_024
+"""Bytes of a request for a page beside its tokens."""
 
 
 class WrittenAnswer(msgspec.Struct, frozen=True, gc=False):
@@ -68,6 +72,7 @@ class Reads:
         settings: limits and time-outs.
         wall: the machine's clock, ms. Waits and time-outs go by the clock of the event loop.
         choose: one of several replicas; the less busy one of two if it is not given.
+        max_body_bytes: the largest request that readers can send.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class Reads:
         settings: ScanSettings,
         wall: Callable[[], int] = wall_ms,
         choose: Callable[[Sequence[str]], str] | None = None,
+        max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
         self.view = view
         self.local = local
@@ -86,6 +92,7 @@ class Reads:
         self.directory = IndexDirectory(view, wall, choose or self._less_busy)
         self.notifier = SnapshotNotifier()
         self.holds = HoldRegistry(nodes)
+        self._max_body_bytes = max_body_bytes
         self._wall = wall
         self._timestamp: Timestamp | None = None
         self._timestamp_json = msgspec.Raw(b"{}")
@@ -192,6 +199,24 @@ class Reads:
             "staleness_ms": max(0, self._wall() - stamp.fresh_at) if stamp.fresh_at else None,
         }
 
+    def page(self, token: Token | None, session: str) -> str | None:
+        """A page token as an answer has it.
+
+        Args:
+            token: None where no page follows.
+            session: of the same answer.
+
+        Raises:
+            PageTokenTooLargeError: no request could bring it back.
+        """
+        if token is None:
+            return None
+        written = sign(token, self.directory.secret())
+        size = len(written) + len(session) + BESIDE_TOKENS
+        if size > self._max_body_bytes:
+            raise PageTokenTooLargeError(size, self._max_body_bytes)
+        return written
+
     async def read(
         self,
         index: Scannable,
@@ -231,7 +256,7 @@ class Reads:
     ) -> Agreed[AskedT]:
         """Do `work` on the newest snapshot that satisfies a moment."""
         began = monotonic()
-        tested = filter_json(selection)
+        tested, keys = filter_json(selection), frozenset(selection.keys)
 
         async def read_at(
             index: Scannable, stamp: Stamp, nodes: Mapping[int, str], waited_for: list[str]
@@ -251,6 +276,7 @@ class Reads:
                 saw=seen.get(index.keyspace, ()),
                 others=self.directory.others(index.placement, nodes),
                 leaving={number: there for number, there in index.leaving.items() if number in nodes},
+                keys=keys,
             )
             gathered = await work(target)
             waited_ms = int((monotonic() - began) * 1000)

@@ -52,6 +52,7 @@ class Target:
         timeout_s: how long all of it may take, from now on.
         until: the end of that (`monotonic`, which is also that of `time` on real event loops).
         filter: JSON of the predicate that entries must satisfy, b"" for none.
+        keys: the canonical keys that entries must have one of; empty for all.
         distinct: one entry per key.
         hold: id of the held snapshot that this is, "" when it is none.
         in_order: how the order of slices is that of their entries: 1 the same, -1 the other way round, 0 not.
@@ -78,19 +79,29 @@ class Target:
     others: Mapping[int, Sequence[str]] = field(default_factory=dict)
     leaving: Mapping[int, Sequence[str]] = field(default_factory=dict)
     elsewhere: dict[int, str] = field(default_factory=dict)
+    keys: frozenset[bytes] = frozenset()
 
     def __post_init__(self) -> None:
         if not self.until:
             object.__setattr__(self, "until", monotonic() + self.timeout_s)
 
     @classmethod
-    def of(cls, token: PageToken, shape: Shape, saw: Saw, timeout_s: float, lease_ms: int) -> Target:
+    def of(
+        cls,
+        token: PageToken,
+        shape: Shape,
+        saw: Saw,
+        timeout_s: float,
+        lease_ms: int,
+        keys: frozenset[bytes] = frozenset(),
+    ) -> Target:
         """What a later page reads. Slices that lie behind it are not asked any more.
 
         Args:
             shape: of the index.
             saw: what the session has seen of its keyspace, the token's pages included.
             lease_ms: how long its snapshot is kept, unless it is a held one.
+            keys: the target's.
         """
         copies = copies_of(token.nodes)
         nodes = {number: there[0] for number, there in copies.items()}
@@ -115,6 +126,7 @@ class Target:
             token.in_order,
             saw=saw,
             others={number: there[1:] for number, there in copies.items() if there[1:]},
+            keys=keys,
         )
 
     def page_token(
@@ -130,7 +142,7 @@ class Target:
         columns: Sequence[str] | None = None,
         validate: bool = False,
     ) -> PageToken:
-        """What the page behind a first page of this needs.
+        """What the page behind a first page of this needs, beside the keys.
 
         Args:
             seen: what the session has seen with the first page.
@@ -357,7 +369,7 @@ def requests_of(
         saw[0] if saw else -1,
         tip[1].offsets() if tip is not None else {},
     )
-    shape = ReadShape(target.filter, target.distinct, keys_only, examine, task, body)
+    shape = ReadShape(target.filter, target.distinct, keys_only, examine, task, body, target.keys)
     return {
         node: ReadRequest(
             ReadSpan(target.index, numbers, spans, [after.get(number, b"") for number in numbers], reverse),

@@ -31,6 +31,7 @@ from indexer.scan.plan.errors import PageSnapshotGoneError, SnapshotMissingError
 from indexer.scan.plan.selection import Stamp
 from indexer.scan.plan.tokens import (
     HeldToken,
+    KeyedPageToken,
     PageToken,
     Seen,
     by_node,
@@ -48,6 +49,7 @@ from indexer.view import NodeView
 from keytide.errors import CallerError, InvariantViolationError
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import wall_ms
+from keytide.settings.http import MAX_BODY_BYTES
 from keytide.settings.settings import ScanSettings
 
 UNREADABLE: Final = (InvariantViolationError, UnicodeDecodeError)
@@ -63,7 +65,7 @@ class ScanService:
         nodes: reads slices here and elsewhere.
         settings: limits and time-outs.
         validation: compares rows with primaries; None where no primaries are set.
-        wall, choose: as in `Reads`.
+        wall, choose, max_body_bytes: as in `Reads`.
 
     Attributes:
         shared: the parts, for other kinds of reads.
@@ -79,9 +81,10 @@ class ScanService:
         *,
         wall: Callable[[], int] = wall_ms,
         choose: Callable[[Sequence[str]], str] | None = None,
+        max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
         self._validation = validation or Validation(view, nodes, {})
-        self.shared = Reads(view, local, nodes, settings, wall, choose)
+        self.shared = Reads(view, local, nodes, settings, wall, choose, max_body_bytes)
         self._settings = settings
 
     @property
@@ -101,7 +104,7 @@ class ScanService:
         """
         shared = self.shared
         if request.page is not None:
-            token = verify(request.page, PageToken, shared.directory.secret())
+            token = verify(request.page, KeyedPageToken, shared.directory.secret())
             index = await shared.ready_index(name, request, gone, token.index)
             return await self._next_page(index, request, token, shared.session(request))
         index = await shared.ready_index(name, request, gone)
@@ -137,7 +140,7 @@ class ScanService:
         return await self._answer(index, request, agreed, seen, onward, maker, check, ends_at)
 
     async def _next_page(
-        self, index: Scannable, request: ScanRequest, token: PageToken, seen: Seen
+        self, index: Scannable, request: ScanRequest, token: KeyedPageToken, seen: Seen
     ) -> WrittenAnswer:
         shared = self.shared
         maker = RowMaker(index.shape, token.columns)
@@ -149,7 +152,8 @@ class ScanService:
                 target, maker, token.after, token.reverse, token.limit, token.offset, check
             )
 
-        agreed, seen = await next_page(index, request, token, seen, shared, work, "start the scan again")
+        again = "start the scan again"
+        agreed, seen = await next_page(index, request, token, token.keys, seen, shared, work, again)
         onward = None
         if agreed.gathered.more:
             onward = msgspec.structs.replace(
@@ -189,7 +193,8 @@ class ScanService:
         ends_at: float,
     ) -> WrittenAnswer:
         """The answer with its rows; validated ones without those that are stale, and the others marked."""
-        gathered = agreed.gathered
+        gathered, head = agreed.gathered, self.shared.head(agreed.stamp, seen)
+        following = None if onward is None else KeyedPageToken.of(onward, agreed.target.keys)
         validated: dict[str, Any] = {}
         if check is not None:
             judged = await check.judged(agreed.stamp.timestamp, ends_at - monotonic())
@@ -200,8 +205,8 @@ class ScanService:
             validated["validation"] = judged.summary()
         answer: dict[str, Any] = {
             "rows": msgspec.Raw(gathered.rows),
-            **self.shared.head(agreed.stamp, seen),
-            "page": None if onward is None else sign(onward, self.shared.directory.secret()),
+            **head,
+            "page": self.shared.page(following, head["session"]),
             **validated,
         }
         if request.explain:
@@ -343,6 +348,7 @@ async def next_page(
     index: Scannable,
     moment: Moment,
     token: PageToken,
+    keys: frozenset[bytes],
     seen: Seen,
     shared: Reads,
     work: Callable[[Target], Awaitable[Gathered]],
@@ -351,6 +357,7 @@ async def next_page(
     """A later page, agreed on by the first one; and what the session has seen with it.
 
     Args:
+        keys: that entries must have one of; empty for all.
         seen: what the session had seen.
         work: reads the page.
         again: what to do when its snapshot is gone, in words.
@@ -362,7 +369,7 @@ async def next_page(
     index.check_snapshot(token.index, token.number, token.incarnation, seen)
     seen = newest(token.seen, seen, shared.directory.history)
     saw, lease_s = seen.get(index.keyspace, ()), shared.settings.lease_s
-    target = Target.of(token, index.shape, saw, shared.timeout_s(moment), lease_s * 1000)
+    target = Target.of(token, index.shape, saw, shared.timeout_s(moment), lease_s * 1000, keys)
     try:
         gathered = await work(target)
     except SnapshotMissingError as missing:

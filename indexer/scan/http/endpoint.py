@@ -178,7 +178,14 @@ class Endpoint:
         """On the event loop, before the first request."""
         validation = Validation.of(self.view, self.peers, self.settings)
         self.closing.append(validation.close)
-        self._service = ScanService(self.view, self.local, self.peers, self.settings.scan, validation)
+        self._service = ScanService(
+            self.view,
+            self.local,
+            self.peers,
+            self.settings.scan,
+            validation,
+            max_body_bytes=self.settings.http.max_body_bytes,
+        )
 
     async def close(self) -> None:
         for close in self.closing:

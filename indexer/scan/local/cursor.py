@@ -28,7 +28,7 @@ from typing import Final
 
 import msgspec
 
-from indexer.scan.local.filtering import Filters, Test
+from indexer.scan.local.filtering import Filters, Test, key_test
 from indexer.scan.local.tasks import Pace, SliceWork, Task, Unfinished
 from indexer.scan.peer.messages import Entry, IndexUnknownHereError, ReadRequest, ReadSpan, UnknownTaskError
 from indexer.scan.plan.selection import Shape
@@ -105,10 +105,22 @@ class SliceSearch:
         """
         try:
             index, test = request.span.index, None
-            if request.shape.filter:
-                test = self._filters.of(index, self._definition(index), request.shape.filter)
+            if request.shape.filter or request.shape.keys:
+                test = self._filters.test(index, self._definition(index), request.shape)
             return search_slice(snapshot, request, after, self.shape(index), test, self.examined, pace)
         except (InvariantViolationError, UnicodeDecodeError) as error:
+            raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
+
+    def all_wanted(self, entries: Sequence[Entry], request: ReadRequest) -> bool:
+        """Whether all of these entries have keys that a request asks for.
+
+        Raises:
+            DoubtfulReadError: one cannot have been written.
+        """
+        has_key = key_test(self.shape(request.span.index).structure, request.shape.keys)
+        try:
+            return all(has_key(*entry) for entry in entries)
+        except InvariantViolationError as error:
             raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
 
     def work(

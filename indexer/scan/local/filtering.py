@@ -1,4 +1,8 @@
-"""A reader's condition over entries, as a function that a slice can call per entry."""
+"""A reader's condition over entries, as a function that a slice can call per entry.
+
+Conditions are kept, for many readers ask with the same; the keys that entries must have are a reader's own,
+and nothing is to be made ready for them.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,15 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from indexer.scan.plan.selection import EntryFilter
-from keytide.collation import decode_key, encode_key
+from indexer.scan.peer.messages import ReadShape
+from keytide.collation import decode_key
 from keytide.definition.binding import Binding, Needs
 from keytide.definition.binding import Test as Condition
 from keytide.definition.expression import Predicate
 from keytide.definition.index import IndexDefinition
 from keytide.errors import UNDECODABLE, CallerError
-from keytide.model.entry import unpack_value
+from keytide.model.entry import unpack_keyed_value, unpack_value
+from keytide.structure import Structure
 
 KEPT: Final = 64
 """Filters that a node keeps ready: pages and blocks of one read come with the same."""
@@ -25,7 +30,7 @@ Test = Callable[[bytes, bytes], bool]
 """Whether an entry (entry key, value) is wanted."""
 
 _NOTHING: Final[dict[str, Any]] = {}
-_decode: Final = msgspec.json.Decoder(Predicate | EntryFilter).decode
+_decode: Final = msgspec.json.Decoder(Predicate).decode
 _included: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 
@@ -75,16 +80,7 @@ def bound(definition: IndexDefinition, tested: bytes) -> Bound:
     except UNDECODABLE as error:
         raise CallerError(f"not a filter: {error}", status=422, problem_type="invalid-request") from error
     binding = Binding(definition)
-    if not isinstance(decoded, EntryFilter):
-        return Bound(binding.test(decoded), binding.needs(decoded))
-    keys, of_key, needs = frozenset(decoded.keys), definition.descending, Needs(parts=len(definition.keys))
-    if decoded.predicate is None:
-        return Bound(lambda key, id, include: encode_key(key, of_key) in keys, needs)
-    test = binding.test(decoded.predicate)
-    return Bound(
-        lambda key, id, include: encode_key(key, of_key) in keys and test(key, id, include),
-        needs | binding.needs(decoded.predicate),
-    )
+    return Bound(binding.test(decoded), binding.needs(decoded))
 
 
 def entry_test(definition: IndexDefinition, tested: bytes) -> Test:
@@ -102,11 +98,39 @@ def entry_test(definition: IndexDefinition, tested: bytes) -> Test:
     return lambda entry_key, value: test(*in_full(entry_key, value))
 
 
+def key_test(structure: Structure, keys: frozenset[bytes]) -> Test:
+    """Whether an entry has one of these canonical keys: their bytes are compared, and no value is made.
+
+    The test raises:
+        InvariantViolationError: the entry was not made for this structure.
+    """
+    if structure.key_in_value:
+        return lambda entry_key, value: unpack_keyed_value(value)[2] in keys
+    return lambda entry_key, value: entry_key[: structure.id_start(entry_key)] in keys
+
+
 class Filters(_FilterCache[Test]):
     """Filters as functions of (entry key, value)."""
 
     def __init__(self) -> None:
         super().__init__(entry_test)
+
+    def test(self, index: str, definition: IndexDefinition, shape: ReadShape) -> Test | None:
+        """What a request tests of entries: that they have its keys, then its filter; None for nothing.
+
+        Args:
+            index: id.
+
+        Raises:
+            CallerError: as `of`.
+        """
+        test = self.of(index, definition, shape.filter)
+        if not shape.keys:
+            return test
+        has_key = key_test(definition.structure, shape.keys)
+        if test is None:
+            return has_key
+        return lambda entry_key, value: has_key(entry_key, value) and test(entry_key, value)
 
 
 class Conditions(_FilterCache[Bound]):

@@ -40,6 +40,7 @@ from indexer.scan.peer.messages import (
     SliceReply,
 )
 from indexer.scan.plan.leases import LONGEST_LEASE_S, LeaseRegistry
+from indexer.scan.plan.selection import sifts
 from indexer.scan.plan.waiting import Gone
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, SliceTrouble, StoreDamagedError
 from keytide.catalog.history import History
@@ -50,6 +51,8 @@ INLINE_ROWS: Final = 2_000
 """Rows that are read or written as JSON on the event loop: about 2 ms."""
 SEEK_ROWS: Final = 20
 """A seek to a further span costs about as much as so many rows, also when nothing lies in it."""
+ROW_BYTES: Final = 1_000
+"""Reading and comparing so much of a long key costs about as much as a row."""
 LONGEST_READ_S: Final = 3_600.0
 """Whatever a message says. `scan.max_timeout_ms` is far below it."""
 
@@ -57,6 +60,10 @@ _NOTHING: Final = Timestamp()
 _NO_TROUBLE: Final = SliceTrouble("", "")
 _RUN_OUT: Final = SliceTrouble("", "the hold has run out, or was given back")
 _Held = list[ReadableSnapshot | None]
+
+
+class _OtherKeysError(Exception):
+    """A short read met entries whose keys only have the digests of those that it is for."""
 
 
 class LocalReader:
@@ -120,9 +127,9 @@ class LocalReader:
         try:
             for number in slices:
                 held.append(self._acquire(index, number, moment, history))
-            if _is_short(request):
-                self.threads.short_at = monotonic()
-                replies = self._read(request, held, None)
+            at_once = self._read_at_once(request, held) if _is_short(request) else None
+            if at_once is not None:
+                replies = at_once
             else:
                 turn = self.threads.turn(
                     partial(self._read, request, held), _within_s(request), first=not paging.in_use
@@ -224,6 +231,15 @@ class LocalReader:
             return SliceTrouble("BUILDING", f"build {build} fills it anew")
         return self._view.trouble(index, slice_number) or _NO_TROUBLE
 
+    def _read_at_once(self, request: ReadRequest, held: _Held) -> list[SliceReply] | None:
+        """Do a short read; None where it turns out to be none: who makes digests collide on purpose may have
+        much looked at for little."""
+        self.threads.short_at = monotonic()
+        try:
+            return self._read(request, held, None)
+        except _OtherKeysError:
+            return None
+
     def _read(self, request: ReadRequest, held: _Held, pace: Pace | None) -> list[SliceReply]:
         """Read every slice of the request. Any thread; with a pace if it is not short."""
         replies: list[SliceReply] = []
@@ -257,6 +273,7 @@ class LocalReader:
         Raises:
             StoreDamagedError: the store is not what was written.
             DoubtfulReadError: what it gives cannot have been written.
+            _OtherKeysError: without a pace only: not all of what is found is wanted.
         """
         span, limit, shape = request.span, request.paging.limit, request.shape
         entries: list[Entry] = []
@@ -270,8 +287,10 @@ class LocalReader:
             read = _entries_of(snapshot, span, after, most, pace)
             if found := flaw(read, span, after, self._search.shape(span.index)):
                 raise DoubtfulReadError(found)
-        elif _is_plain(request):
+        elif _is_plain(request) or (limit and pace is None):
             entries = _entries_of(snapshot, span, after, limit, pace)
+            if shape.keys and not self._search.all_wanted(entries, request):
+                raise _OtherKeysError
             keys = [key for key, _ in entries]
             if not all(map(operator.gt if span.reverse else operator.lt, keys, keys[1:])):
                 raise DoubtfulReadError("entries are out of order")
@@ -328,26 +347,31 @@ def _release(held: _Held) -> None:
 
 def _is_plain(request: ReadRequest) -> bool:
     """Whether the first entries that are found are those that are wanted."""
+    shape = request.shape
     return bool(request.paging.limit) and not (
-        request.shape.filter or request.shape.distinct or request.paging.skip
+        shape.filter or shape.keys or shape.distinct or request.paging.skip
     )
 
 
 def _knows_count(request: ReadRequest) -> bool:
     """Whether this is a count that the store knows without reading."""
-    return not (request.paging.limit or request.shape.filter or request.shape.distinct) and all(
+    shape = request.shape
+    return not (request.paging.limit or shape.filter or shape.keys or shape.distinct) and all(
         not low and high is None for low, high in request.span.spans
     )
 
 
 def _is_short(request: ReadRequest) -> bool:
-    """Whether the read is done faster than a thread is asked to do it."""
-    if request.shape.task:
+    """Whether the read is done faster than a thread is asked to do it. (Of keys it may turn out to be no
+    short one.)"""
+    span, paging, shape = request.span, request.paging, request.shape
+    tests, keys = shape.filter or shape.distinct or paging.skip, shape.keys
+    if shape.task or (keys and shape.examine):
         return False
-    if _is_plain(request):
-        span = request.span
+    if paging.limit and not sifts(tests, keys, (high for _, high in span.spans)):
         seeks = SEEK_ROWS * max(0, len(span.spans) - 1)  # the first one is in the measure of `INLINE_ROWS`
-        return (request.paging.limit + seeks) * len(span.slices) <= INLINE_ROWS
+        weight = 1 + max(map(len, keys), default=0) // ROW_BYTES
+        return (paging.limit + seeks) * len(span.slices) * weight <= INLINE_ROWS
     return _knows_count(request)
 
 

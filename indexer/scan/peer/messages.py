@@ -99,6 +99,8 @@ class ReadShape(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         filter: JSON of the predicate that entries must satisfy (`keytide.definition.expression`), b"" for
             none.
+        keys: only entries with one of these canonical keys; empty for all. (Apart from the filter, which is
+            the same for many readers.)
         distinct: only the first entry of each key, in the direction of the read.
         keys_only: give entries without their values.
         examine: give nothing, but look whether every entry is one that can have been written; a slice with
@@ -113,6 +115,7 @@ class ReadShape(msgspec.Struct, frozen=True, gc=False):
     examine: bool = False
     task: str = ""
     body: bytes = b""
+    keys: frozenset[bytes] = frozenset()
 
 
 class ReadRequest(msgspec.Struct, frozen=True, gc=False):
@@ -157,8 +160,9 @@ class ReadMessage(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, request: ReadRequest) -> ReadMessage:
-        """The message of a request."""
-        return cls(*_in_order(request))
+        """The message of a request. (What has no keys is sent as ever.)"""
+        members, keys = _in_order(request), request.shape.keys
+        return KeyedReadMessage(*(*members, keys)) if keys else cls(*members)
 
     def request(self) -> ReadRequest:
         """The request that this is the message of."""
@@ -168,8 +172,22 @@ class ReadMessage(msgspec.Struct, frozen=True, array_like=True):
                 self.limit, self.skip, self.lease_ms, self.in_use, self.hold, self.within_ms, self.client
             ),
             ReadConsistency(self.number, self.incarnation, self.passed, self.covers),
-            ReadShape(self.filter, self.distinct, self.keys_only, self.examine, self.task, self.body),
+            ReadShape(
+                self.filter,
+                self.distinct,
+                self.keys_only,
+                self.examine,
+                self.task,
+                self.body,
+                self.keys if isinstance(self, KeyedReadMessage) else frozenset(),
+            ),
         )
+
+
+class KeyedReadMessage(ReadMessage, frozen=True, array_like=True):
+    """A `ReadMessage` of an index whose entries are compared with keys: protocol version 4 knows of them."""
+
+    keys: frozenset[bytes] = frozenset()
 
 
 _in_order: Final = attrgetter(
@@ -249,7 +267,7 @@ class LeaseReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 encoder = msgspec.msgpack.Encoder()
-read_decoder = msgspec.msgpack.Decoder(ReadMessage)
+read_decoder = msgspec.msgpack.Decoder[ReadMessage](KeyedReadMessage)
 read_reply_decoder = msgspec.msgpack.Decoder(ReadReply)
 lease_decoder = msgspec.msgpack.Decoder(LeaseRequest)
 lease_reply_decoder = msgspec.msgpack.Decoder(LeaseReply)

@@ -19,6 +19,26 @@ class PageSnapshotGoneError(CallerError):
     status = 410
 
 
+class PageTokenTooLargeError(CallerError):
+    """What is asked for is so long that no request could bring the token of the next page back.
+
+    Args:
+        size: bytes that a request for it would have, about.
+        most: bytes that this server takes.
+    """
+
+    problem_type = "page-token-too-large"
+    status = 422
+
+    def __init__(self, size: int, most: int) -> None:
+        super().__init__(
+            f"there are more rows, but a request for the next page would have {size} bytes, for it names "
+            f"what was asked for, and this server takes {most} (http.max_body_bytes)",
+            next_step="ask for all rows in one page (`limit`), for fewer or shorter keys, or for a stream, "
+            "which has no page tokens",
+        )
+
+
 class UnknownIndexError(CallerError):
     """No index bears the name."""
 

@@ -9,7 +9,7 @@ an error or an explanation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,22 +127,20 @@ def selection_of(
     return Selection(spans, slices, None, distinct, shape.in_order if spans else 0, keys)
 
 
-class EntryFilter(msgspec.Struct, frozen=True, tag_field="node", tag="entry"):
-    """What entries are to be like, where a predicate does not say all of it.
+def sifts(tests: object, keys: Collection[bytes], highs: Iterable[bytes | None]) -> bool:
+    """Whether a read may look at much and find little. Keys are sought where they lie, and only of more than
+    there may be spans in the whole index.
 
-    Attributes:
-        keys: they have one of these canonical keys.
-        predicate: and this is true of them.
+    Args:
+        tests: whatever else there is to test of entries.
+        keys: as in `Selection`.
+        highs: the ends of the spans.
     """
-
-    keys: tuple[bytes, ...]
-    predicate: Predicate | None = None
+    return bool(tests) or (bool(keys) and None in highs)
 
 
 def filter_json(selection: Selection) -> bytes:
     """What slices are told to test of entries (JSON, as the metadata has predicates); b"" for nothing."""
-    if selection.keys:
-        return msgspec.json.encode(EntryFilter(selection.keys, selection.filter))
     return b"" if selection.filter is None else msgspec.json.encode(selection.filter)
 
 

@@ -96,6 +96,22 @@ class PageToken(Token, frozen=True, tag="p"):
     in_order: int = 0
 
 
+class KeyedPageToken(PageToken, frozen=True, tag="p"):
+    """A page token that says, too, which keys the entries must have one of. (Without, it is a `PageToken`.)
+
+    Attributes:
+        keys: canonical keys; empty for all entries.
+    """
+
+    keys: frozenset[bytes] = frozenset()
+
+    @classmethod
+    def of(cls, token: PageToken, keys: frozenset[bytes]) -> PageToken:
+        """A token with these keys."""
+        members = msgspec.structs.astuple(token)[: len(PageToken.__struct_fields__)]
+        return cls(*(*members, keys)) if keys else PageToken(*members)
+
+
 class HeldToken(Token, frozen=True, tag="h"):
     """A held snapshot.
 

@@ -24,8 +24,8 @@ from indexer.scan.gather.service import first_lease_ms, next_page, onward_nodes,
 from indexer.scan.peer.messages import TIP, OutOfTimeError
 from indexer.scan.plan.directory import Scannable
 from indexer.scan.plan.errors import PageSnapshotGoneError
-from indexer.scan.plan.selection import Selection
-from indexer.scan.plan.tokens import InvalidTokenError, PageToken, Seen, sign, verify
+from indexer.scan.plan.selection import Selection, sifts
+from indexer.scan.plan.tokens import InvalidTokenError, PageToken, Seen, Token, verify
 from indexer.scan.plan.waiting import Gone
 from indexer.scan.query.groups import GroupReader
 from indexer.scan.query.index_choice import IndexChooser
@@ -143,8 +143,10 @@ class _PlannedQuery:
         async def work(target: Target) -> Gathered:
             return await self._page(target, maker, b"", plan.reverse, limit, offset, select.limit)
 
-        # What filters or leaves out may stop before its page is full, when its time is over.
-        for_sure = one_page and plan.filter is None and not plan.reading.keys and not offset
+        # What filters or leaves out may stop before its page is full, when its time is over. (Where keys are
+        # sought only who makes their digests collide on purpose gets that far, and is told to ask again.)
+        highs = (one.high for one in plan.reading.spans)
+        for_sure = one_page and not sifts(plan.filter or offset, plan.reading.keys, highs)
         agreed = await self._read(work, 0 if for_sure else first_lease_ms(self.shared))
         token = agreed.target.page_token(
             agreed.stamp,
@@ -166,8 +168,9 @@ class _PlannedQuery:
         async def work(target: Target) -> Gathered:
             return await self._page(target, maker, scan.after, scan.reverse, limit, scan.offset, token.left)
 
+        keys = frozenset(self._selection.keys)  # (the query says them)
         agreed, self.seen = await next_page(
-            self.index, self.request, scan, self.seen, self.shared, work, "ask again"
+            self.index, self.request, scan, keys, self.seen, self.shared, work, "ask again"
         )
         return self._rows_answer(agreed, msgspec.structs.replace(scan, seen=self.seen), token.left)
 
@@ -197,8 +200,7 @@ class _PlannedQuery:
             token: where this page began.
             left: how many rows the LIMIT allowed before it.
         """
-        gathered = agreed.gathered
-        page = None
+        gathered, following = agreed.gathered, None
         if gathered.more:
             onward = msgspec.structs.replace(
                 token,
@@ -207,8 +209,8 @@ class _PlannedQuery:
                 offset=gathered.offset_left,
             )
             still = None if left is None else left - len(gathered.entries)
-            page = sign(QueryToken(onward, self.plan.select.text, still), self.shared.directory.secret())
-        return self._answer(agreed, msgspec.Raw(gathered.rows or b"[]"), len(gathered.entries), page)
+            following = QueryToken(onward, self.plan.select.text, still)
+        return self._answer(agreed, msgspec.Raw(gathered.rows or b"[]"), len(gathered.entries), following)
 
     # --- sorted rows, groups ------------------------------------------------------
 
@@ -232,34 +234,40 @@ class _PlannedQuery:
         extra = {"ignored": found.ignored} if found.ignored else {}
         return self._answer(agreed, rows, len(found.rows), None, **extra)
 
-    async def _read(self, work: Callable[[Target], Awaitable[AskedT]], lease_ms: int) -> Agreed[AskedT]:
-        """Read what the plan selects; from now on the session has seen it."""
+    @property
+    def _selection(self) -> Selection:
+        """What the plan selects."""
         plan = self.plan
-        selection = Selection(
+        if plan.select.limit == 0:
+            return Selection((), ())
+        return Selection(
             plan.reading.spans, plan.slices, plan.filter, in_order=plan.in_order, keys=plan.reading.keys
         )
-        if plan.select.limit == 0:
-            selection = Selection((), ())
+
+    async def _read(self, work: Callable[[Target], Awaitable[AskedT]], lease_ms: int) -> Agreed[AskedT]:
+        """Read what the plan selects; from now on the session has seen it."""
         agreed = await self.shared.read(
-            self.index, selection, self.request, self.seen, self.gone, work, lease_ms
+            self.index, self._selection, self.request, self.seen, self.gone, work, lease_ms
         )
         self.seen = self.shared.seen_too(self.seen, self.index, agreed.stamp)
         return agreed
 
     def _answer(
-        self, agreed: Agreed[AskedT], rows: msgspec.Raw, count: int, page: str | None, **extra: Any
+        self, agreed: Agreed[AskedT], rows: msgspec.Raw, count: int, following: Token | None, **extra: Any
     ) -> WrittenAnswer:
         """The answer of a query.
 
         Args:
+            following: where the next page begins; None without one.
             extra: further members.
         """
+        head = self.shared.head(agreed.stamp, self.seen)
         body: dict[str, Any] = {
             "columns": [one.name for one in self.plan.outputs],
             "rows": rows,
             "index": self.index.name,
-            **self.shared.head(agreed.stamp, self.seen),
-            "page": page,
+            **head,
+            "page": self.shared.page(following, head["session"]),
             **extra,
         }
         if self.request.explain:

@@ -69,7 +69,9 @@ def read_block(work: SliceWork) -> bytes:
     """
     wanted = _decode_wanted(work.request.shape.body)
     request = work.request
-    block = _picked(work) if request.shape.filter or request.shape.distinct else _plain(work, wanted.bytes)
+    shape = request.shape
+    picks = shape.filter or shape.keys or shape.distinct
+    block = _picked(work) if picks else _plain(work, wanted.bytes)
     if not wanted.include:
         block.values = list(map(work.definition.structure.without_columns, block.values))
     if not any(block.values):
@@ -108,7 +110,7 @@ def _picked(work: SliceWork) -> EntryBlock:
     """The next entries that pass the filter, or the first of each key."""
     definition, request = work.definition, work.request
     try:
-        test = _filters.of(request.span.index, definition, request.shape.filter)
+        test = _filters.test(request.span.index, definition, request.shape)
         result = search_slice(
             work.snapshot, request, work.after, Shape.of(definition), test, _EXAMINED, work.pace
         )

@@ -94,7 +94,7 @@ def find_changes(work: SliceWork) -> bytes:
 def _compared(work: SliceWork, older: ReadableSnapshot, wanted: ChangesWanted) -> SliceChanges:
     found = SliceChanges([], [])
     without_columns = work.definition.structure.without_columns
-    test = _filters.of(work.request.span.index, work.definition, work.request.shape.filter)
+    test = _filters.test(work.request.span.index, work.definition, work.request.shape)
     size = examined = 0
     for low, high in stretches(work.request.span, work.after):
         for place, before, after in _aligned(older.rows(low, high), work.snapshot.rows(low, high)):
