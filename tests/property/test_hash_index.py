@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from indexer.scan.request.request import CountRequest, ScanRequest, SpanRequest
 from keytide.collation import encode_key
+from keytide.errors import CallerError
 from keytide.query.parse.statement import parse_query
 from keytide.structure import NotOrderedError
 from tests import share
@@ -182,3 +183,42 @@ def test_queries_of_whole_keys(held: dict[str, Any], asked: tuple[str, str], pag
     assert Counter(map(shown, answer["rows"])) == Counter(map(shown, rows))
     if select.order_by:
         assert [shown(row) for row in answer["rows"]] == [shown(one.row) for one in found]
+
+
+@st.composite
+def grouped_queries(draw: st.DrawFn) -> str:
+    """Queries that a btree over (a, c) and one USING hash over a answer."""
+    by = draw(st.sampled_from(["a", "a", "c", "a, c", ""]))
+    condition = draw(
+        st.sampled_from(["a IS NOT MISSING", "a IS NOT NULL", "a IN ('a', 'b', 0, 1)", "a = 'a'"])
+    )
+    wanted = draw(st.sampled_from(["COUNT(*)", "MAX(a)", "MIN(a)", "COUNT(c)"]))
+    text = f"SELECT {', '.join(filter(None, [by, wanted]))} FROM users WHERE {condition}"
+    if by:
+        order = draw(st.sampled_from(["", f" ORDER BY {by}", f" ORDER BY {wanted}"]))
+        text += f" GROUP BY {by}{order}{draw(st.sampled_from(['', ' LIMIT 1', ' LIMIT 2']))}"
+    return text
+
+
+@settings(max_examples=share.examples(200), deadline=None)
+@given(held_documents, grouped_queries(), st.sampled_from(["b_", "z_"]))
+@digests_of(2)
+def test_a_hash_index_beside_a_btree_takes_no_answer_away(
+    held: dict[str, Any], text: str, prefix: str
+) -> None:
+    """What a btree answers within few groups at once is answered with a hash index beside it, of whatever
+    name, and the same."""
+    btree = "CREATE INDEX x ON users (a, c) WITH (slices=2)"
+    hashed = f"CREATE INDEX {prefix}hash ON users USING hash (a) INCLUDE (c) WITH (slices=1)"
+
+    def asked(*statements: str) -> list[str] | None:
+        try:
+            body = asyncio.run(answered(committed(statements, held, 1), text, 100, max_groups=2))
+        except CallerError as error:
+            if error.problem_type != "too-many-groups":
+                raise
+            return None
+        event(f"answered by {body['index']}")
+        return [shown(row) for row in body["rows"]]
+
+    assert asked(btree) is None or asked(btree) == asked(btree, hashed)

@@ -9,7 +9,6 @@ from keytide.definition.render import render_expression, render_predicate
 from keytide.errors import CallerError
 from keytide.query.parse.expressions import AggregateCall, column_name
 from keytide.query.parse.select import Select
-from keytide.query.plan.grouping import grouping
 from keytide.query.plan.plan import Candidate, Plan, Refusal, plans
 from keytide.query.plan.similar_names import meant
 from keytide.query.plan.suggest import suggest
@@ -58,16 +57,14 @@ def described(plan: Plan, others: Sequence[Plan], refusals: Sequence[Refusal]) -
     """A plan as EXPLAIN shows it."""
     select, definition = plan.select, plan.index.definition
     grouped = select.grouped
-    ordered = grouping(plan).ordered if grouped else plan.ordered
-    limit_pushed = select.limit is not None and ordered
     pushed = {
         "condition": bool(plan.reading.depth and any(plan.reading.depth)),
         "filter": plan.filter is not None,
-        "order": bool(select.order_by) and ordered,
-        "limit": limit_pushed,
+        "order": bool(select.order_by) and plan.ordered,
+        "limit": select.limit is not None and plan.ordered,
         "aggregates": grouped,
     }
-    sorted_by = [] if ordered or not select.order_by else [_item(one) for one in plan.order_by]
+    sorted_by = [] if plan.ordered or not select.order_by else [_item(one) for one in plan.order_by]
     return {
         "index": plan.index.name,
         "columns": [one.name for one in plan.outputs],
@@ -129,6 +126,8 @@ def _behind(other: Plan, best: Plan) -> str:
         return f"it would serve, reading {count} by estimate"
     if other.ordered != best.ordered:
         return "it would serve, but its order is not the query's"
+    if other.misses_order and not best.misses_order:
+        return f"it would serve, but has no order of keys: it is USING {other.index.definition.using}"
     if len(other.slices) != len(best.slices):
         return f"it would serve, asking {len(other.slices)} slices"
     return f"it would serve as well, reading {count} by estimate"
