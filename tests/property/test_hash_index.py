@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections import Counter
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import event, given, settings
@@ -16,9 +17,11 @@ from indexer.scan.request.request import CountRequest, ScanRequest, SpanRequest
 from keytide.collation import encode_key
 from keytide.errors import CallerError
 from keytide.query.parse.statement import parse_query
+from keytide.query.plan import boxes as boxes_of_plan
+from keytide.query.plan.plan import Candidate, Plan, plan_on
 from keytide.structure import NotOrderedError
 from tests import share
-from tests.property.test_query import answered, committed, expected_rows, shown
+from tests.property.test_query import answered, check, committed, definition_of, expected_rows, shown
 from tests.structure_kit import digests_of
 from tests.unit.scan_world import Doc, World, slice_of
 
@@ -222,3 +225,36 @@ def test_a_hash_index_beside_a_btree_takes_no_answer_away(
         return [shown(row) for row in body["rows"]]
 
     assert asked(btree) is None or asked(btree) == asked(btree, hashed)
+
+
+LITERALS: dict[str, Any] = {"'a'": "a", "'b'": "b", "0": 0, "1": 1, "1.0": 1.0, "''": "", "TRUE": True}
+some_parts = st.lists(st.sampled_from(list(LITERALS)), min_size=1, max_size=2)
+
+
+@settings(max_examples=share.examples(200), deadline=None)
+@given(
+    held_documents,
+    st.lists(st.tuples(some_parts, some_parts), min_size=1, max_size=12),
+    st.sampled_from([1, 2, 3, 500]),
+    st.sampled_from([1, 2, 4, 64]),
+)
+@digests_of(2)
+def test_combinations_of_whole_keys_are_read_and_nothing_else(
+    held: dict[str, Any], combinations: list[tuple[list[str], list[str]]], spans: int, boxes: int
+) -> None:
+    """However many there are to a span, or to what an ordered structure is read for at once."""
+    said = [f"(a IN ({', '.join(one)}) AND b IN ({', '.join(other)}))" for one, other in combinations]
+    text = f"SELECT id, a, b FROM users WHERE {' OR '.join(said)}"
+    select = parse_query(text)
+    definition = definition_of("CREATE INDEX x ON users USING hash (a, b)")
+    with mock.patch.multiple(boxes_of_plan, MAX_SPANS=spans, MAX_BOXES=boxes):
+        plan = plan_on(select, Candidate("x", definition))
+        assert isinstance(plan, Plan)
+        check(plan, held)
+    codes = {text: encode_key([value]) for text, value in LITERALS.items()}
+    wanted = {codes[a] + codes[b] for first, second in combinations for a in first for b in second}
+    assert set(plan.reading.keys) == wanted
+    assert plan.filter is None
+    looked_up = len(wanted) <= spans
+    event(f"looked up: {looked_up}")
+    assert all(plan.reading.depth) == looked_up

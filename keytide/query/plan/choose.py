@@ -9,6 +9,7 @@ from keytide.definition.render import render_expression, render_predicate
 from keytide.errors import CallerError
 from keytide.query.parse.expressions import AggregateCall, column_name
 from keytide.query.parse.select import Select
+from keytide.query.plan.boxes import MAX_BOXES
 from keytide.query.plan.plan import Candidate, Plan, Refusal, plans
 from keytide.query.plan.similar_names import meant
 from keytide.query.plan.suggest import suggest
@@ -93,7 +94,8 @@ def described(plan: Plan, others: Sequence[Plan], refusals: Sequence[Refusal]) -
 
 
 def spans_described(plan: Plan) -> list[str]:
-    """The spans as conditions on key parts, one line for each box that they were made from."""
+    """The spans as conditions on key parts, one line for each box that they were made from; a long list is
+    cut."""
     parts = plan.index.definition.keys
     lines = []
     for box, depth in zip(plan.reading.boxes, plan.reading.depth, strict=True):
@@ -102,7 +104,9 @@ def spans_described(plan: Plan) -> list[str]:
             for at in range(depth)
         ]
         lines.append(", ".join(words) or "the whole index")
-    return lines
+    lines = list(dict.fromkeys(lines))
+    more = len(lines) - MAX_BOXES
+    return [*lines[: MAX_BOXES - 1], f"{more + 1} more"] if more > 0 else lines
 
 
 def _either(words: Sequence[str]) -> str:

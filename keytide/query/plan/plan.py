@@ -201,11 +201,11 @@ def plan_on(select: Select, candidate: Candidate, condition: Predicate | None = 
     parts = [part.expression for part in definition.keys]
     structure = definition.structure
     read = reading(condition, parts, structure)
-    if read is None or not (structure.ordered or read.keys or not read.spans or not select.order_by):
-        what = "an order" if read else "what the query says of its key"
+    if isinstance(read, str):
+        return Refusal(candidate.name, f"it is USING {structure.name}: it {read}")
+    if read.spans and select.order_by and not (structure.ordered or read.keys or select.grouped):
         return Refusal(
-            candidate.name,
-            f"it is USING {structure.name}, which does not answer {what}: only whole keys, by = and IN",
+            candidate.name, f"it is USING {structure.name}: it has no order, and sorts found keys only"
         )
     # All entries are true of these.
     assured = [given] if definition.include_missing else [given, Not(IsMissing(leading))]
