@@ -162,5 +162,5 @@ def _span_of(key: bytes) -> Span:
 def _no_order(what: str) -> NotOrderedError:
     return NotOrderedError(
         f"a hash index does not answer {what}: it finds whole keys only, and has no order",
-        next_step="Give all parts of the key, or ask an index USING btree; CREATE INDEX makes one.",
+        next_step="Give all parts of the key, or ask an index USING btree.",
     )

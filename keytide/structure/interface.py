@@ -16,7 +16,8 @@ Inclusion = Literal["both", "low", "high", "neither"]
 
 
 class NotOrderedError(CallerError):
-    """Something was asked of an index whose structure keeps no order of keys."""
+    """Something was asked of an index whose structure keeps no order of keys. `extra` of an answer has
+    `create_index`, the statement of an index that answers it."""
 
     problem_type = "index-not-ordered"
     status = 422

@@ -9,15 +9,20 @@ from collections import Counter
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from indexer.scan.aggregate.aggregates import answer as aggregate
+from indexer.scan.aggregate.request import AggregateRequest
+from indexer.scan.plan.selection import Shape, selection_of
 from indexer.scan.request.request import CountRequest, ScanRequest, SpanRequest
 from keytide.collation import encode_key
 from keytide.errors import CallerError
 from keytide.query.parse.statement import parse_query
 from keytide.query.plan import boxes as boxes_of_plan
+from keytide.query.plan.choose import NoIndexError
 from keytide.query.plan.plan import Candidate, Plan, plan_on
 from keytide.structure import NotOrderedError
 from tests import share
@@ -104,13 +109,23 @@ def test_scans_and_counts_of_whole_keys(
         assert set(slices_read) <= {slice_of(definition, Doc(list(one), "x")) for one in asked}
 
 
-def test_what_takes_an_order_is_refused_at_the_endpoint() -> None:
-    world = World("CREATE INDEX i ON users USING hash (city, age)")
-    world.commit(1, {"i": []})
+@pytest.mark.parametrize(
+    "clauses",
+    [
+        "(city, age)",
+        "(city, age) INCLUDE (n) PARTITION BY HASH(id) WITH (slices=3, defer_build=true) WHERE n > 1",
+        "(city, age) PARTITION BY RANGE(city) SPLIT AT ('b', 'c')",
+    ],
+)
+def test_what_takes_an_order_is_refused_with_the_index_that_answers_it(clauses: str) -> None:
+    world = World(f"CREATE INDEX i ON users USING hash {clauses}", "CREATE INDEX i_btree ON users (n)")
+    world.commit(1, {"i": [], "i_btree": []})
 
-    async def run(request: ScanRequest | CountRequest) -> None:
-        service = next(iter(world.services().values()))
-        if isinstance(request, CountRequest):
+    async def run(request: ScanRequest | CountRequest | AggregateRequest) -> None:
+        shared = (service := next(iter(world.services().values()))).shared
+        if isinstance(request, AggregateRequest):
+            await aggregate(shared, "i", request, never)
+        elif isinstance(request, CountRequest):
             await service.count("i", request, never)
         else:
             await service.scan("i", request, never)
@@ -125,10 +140,33 @@ def test_what_takes_an_order_is_refused_at_the_endpoint() -> None:
         ScanRequest(reverse=True),
         CountRequest(low=["a"]),
         CountRequest(distinct=True),
+        AggregateRequest(functions=["count"], low=["a"]),
     ):
         with pytest.raises(NotOrderedError) as refused:
             asyncio.run(run(request))
-        assert "btree" in refused.value.next_step
+        statement = refused.value.extra["create_index"]
+        assert statement in refused.value.next_step
+        assert "CREATE INDEX i_btree_2 ON users USING btree (city, age)" in statement
+        made, was = definition_of(statement), world.index("i").definition
+        assert made == msgspec.structs.replace(
+            was, name=made.name, statement=statement, structure_name=msgspec.UNSET, defer_build=False
+        )
+        ways = {name: getattr(request, name, False) for name in ("distinct", "reverse")}
+        selection_of(request, Shape.of(made), 10, **ways)  # it answers
+
+
+@pytest.mark.parametrize("rest", ["a > 'a'", "a IS NOT MISSING ORDER BY a", "a LIKE 'a%'"])
+def test_queries_that_take_an_order_are_refused_with_the_index_that_answers_them(rest: str) -> None:
+    world = committed(["CREATE INDEX x ON users USING hash (a)"], {}, 1)
+    with pytest.raises(NoIndexError) as refused:
+        asyncio.run(answered(world, f"SELECT id FROM users WHERE {rest}", 10))
+    statement = refused.value.extra["create_index"]
+    assert statement == "CREATE INDEX by_a ON users USING btree (a)"
+    assert statement in refused.value.next_step
+    assert isinstance(
+        plan_on(parse_query(f"SELECT id FROM users WHERE {rest}"), Candidate("x", definition_of(statement))),
+        Plan,
+    )
 
 
 # --- queries ------------------------------------------------------------------------------------------------

@@ -41,8 +41,10 @@ def choose(
     found, refusals = plans(select, candidates)
     if found:
         return found[0], found[1:], refusals
-    statement = suggest(select, {*taken, *(candidate.name for candidate in candidates)})
     reasons = {one.index: one.reason for one in refusals}
+    # Where an index has another structure, that may be why: so it is said.
+    others = any(one.name in reasons and one.definition.using != "btree" for one in candidates)
+    statement = suggest(select, {*taken, *(one.name for one in candidates)}, name_btree=others)
     told = "; ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()))
     hint = meant(select, [one.definition for one in candidates], keyspaces)
     step = f"create one, and build it: {statement}" if statement else "ask for less in one query"
