@@ -33,7 +33,7 @@ from keytide.serving.security import reading_token
 from keytide.settings.settings import load_settings
 from streaming.spark.session import ARCHIVE_VARIABLE
 
-READY_LIMIT_S = 60.0
+READY_LIMIT_S = 180.0
 _RESTART_PAUSE_S = 1.0
 
 KAFKA_FOLDER: Final = "kafka"

@@ -46,7 +46,7 @@ from keytide.kafka.admin import in_sync
 from keytide.kafka.clients import AdminClient
 from keytide.process.program import begin
 
-START_LIMIT_S = 90.0
+START_LIMIT_S = 180.0
 STOP_LIMIT_S = 20.0
 MESSAGE_MAX_BYTES = 32 * 1024 * 1024
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from sqlglot.tokenizer_core import Token
@@ -12,7 +12,8 @@ from keytide.definition.tokens import Cursor
 from keytide.model.hints import did_you_mean
 from keytide.structure import STRUCTURES, StructureName
 
-_INDEX_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
+_LONGEST: Final = 128
+_INDEX_NAME: Final = re.compile(rf"[A-Za-z_][A-Za-z0-9_.-]{{0,{_LONGEST - 1}}}")
 _KEYSPACE: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 """Kafka's rule for topics."""
 
@@ -32,6 +33,19 @@ def check_index_name(at: Cursor, name: str, tokens: Sequence[Token]) -> None:
             tokens,
             next_step="A letter or _, then letters, digits, _, . and -; at most 128 characters.",
         )
+
+
+def free_name(stem: str, taken: Collection[str]) -> str:
+    """A name for an index that no other has: `stem`, with a number if need be.
+
+    Args:
+        stem: at most 128 characters of a name.
+    """
+    name, number = stem, 2
+    while name in taken:
+        ending = f"_{number}"
+        name, number = stem[: _LONGEST - len(ending)] + ending, number + 1
+    return name
 
 
 def keyspace_name(at: Cursor) -> str:

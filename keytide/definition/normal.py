@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import msgspec
 
 from keytide.definition.index import IndexDefinition
+from keytide.definition.names import free_name
 from keytide.definition.render import render_expression, render_name, render_predicate
 
+_STEM: Final = 100
+"""Of an index's name, that another name begins with."""
 
-def normal_statement(definition: IndexDefinition) -> str:
+
+def normal_statement(definition: IndexDefinition, *, name_btree: bool = False) -> str:
     """The CREATE INDEX that makes this index, in its normal form: equal definitions give equal text, and
-    the statement gives the definition back (but for what it was written like)."""
+    the statement gives the definition back (but for what it was written like).
+
+    Args:
+        name_btree: USING is written of a btree, too.
+    """
     keys = ", ".join(
         render_expression(part.expression) + (" DESC" if part.descending else "") for part in definition.keys
     )
     unique = "UNIQUE " if definition.unique else ""
-    using = "" if definition.using == "btree" else f"USING {definition.using} "
+    using = "" if definition.using == "btree" and not name_btree else f"USING {definition.using} "
     on = f"ON {render_name(definition.keyspace)} {using}({keys})"
     lines = [f"CREATE {unique}INDEX {render_name(definition.name)} {on}"]
     if definition.include:
@@ -43,3 +54,14 @@ def normal_statement(definition: IndexDefinition) -> str:
 def render_slices(spread: Sequence[int]) -> str:
     """Of how many slices partitions are, as SLICES has it: one number where all have the same."""
     return str(spread[0]) if len(set(spread)) == 1 else f"({', '.join(map(str, spread))})"
+
+
+def ordered_statement(definition: IndexDefinition, taken: Collection[str]) -> str:
+    """The CREATE INDEX of a btree with all that an index has, which answers what takes an order, too.
+
+    Args:
+        taken: names of indexes that there are.
+    """
+    name = free_name(f"{definition.name[:_STEM]}_btree", taken)
+    replaced = msgspec.structs.replace(definition, name=name, structure_name=msgspec.UNSET, defer_build=False)
+    return normal_statement(replaced, name_btree=True)

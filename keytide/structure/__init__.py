@@ -22,6 +22,8 @@ Read by every package; changed with what is on disk, so never for an index that 
 """
 
 from keytide.structure.interface import (
+    MOST_KEYS,
+    TOO_MANY_KEYS,
     Box,
     Boxed,
     NotOrderedError,
@@ -32,7 +34,9 @@ from keytide.structure.interface import (
 from keytide.structure.registry import STRUCTURES, StructureName, structure_of
 
 __all__ = [
+    "MOST_KEYS",
     "STRUCTURES",
+    "TOO_MANY_KEYS",
     "Box",
     "Boxed",
     "NotOrderedError",

@@ -29,7 +29,16 @@ from keytide.collation import Span, encode_key, successor
 from keytide.collation.layout import TAG_NULL, TAG_OBJECT, decode_length, encode_length
 from keytide.errors import CallerError, InvariantViolationError
 from keytide.model.entry import pack_keyed_value, pack_value, unpack_keyed_value
-from keytide.structure.interface import Box, Boxed, NotOrderedError, Selected, Values, WantedKeys
+from keytide.structure.interface import (
+    MOST_KEYS,
+    TOO_MANY_KEYS,
+    Box,
+    Boxed,
+    NotOrderedError,
+    Selected,
+    Values,
+    WantedKeys,
+)
 
 DIGEST_BYTES: Final = 16
 NO_TIE: Final = b"\x00"
@@ -37,8 +46,6 @@ _LAST: Final = b"\xff" * DIGEST_BYTES
 _BEFORE_LAST: Final = b"\xff" * (DIGEST_BYTES - 1) + b"\xfe"
 _KNOWN: Final = bytes((TAG_NULL + 1,))
 _GREATEST: Final = bytes((TAG_OBJECT,))
-MOST_KEYS: Final = 10_000
-"""That one condition is answered for. Of more than there may be spans, the whole index is read."""
 
 
 def digest_of(key: bytes) -> bytes:
@@ -124,13 +131,15 @@ class Hash:
         key = encode_key(wanted.equals)
         return Selected(_span_of(key), (key,))
 
-    def boxed(self, box: Box, most: int) -> Boxed | None:
+    def boxed(self, box: Box, most: int) -> Boxed | str:
         parts = [box.get(ordinal) for ordinal in range(self.parts)]
         if all(one is None or _is_there(one) for one in parts):
             return Boxed([Span()], (), frozenset(), 0)
         values = [one for one in parts if one is not None and all(each.is_point for each in one)]
-        if len(values) < self.parts or math.prod(map(len, values)) > MOST_KEYS:
-            return None
+        if len(values) < self.parts:
+            return "finds whole keys only, by = and IN of all parts of its key, which the query does not say"
+        if math.prod(map(len, values)) > MOST_KEYS:
+            return TOO_MANY_KEYS
         keys = tuple(b"".join(one.low for one in some) for some in itertools.product(*values))
         every = frozenset(range(self.parts))
         if len(keys) > most:
@@ -153,5 +162,5 @@ def _span_of(key: bytes) -> Span:
 def _no_order(what: str) -> NotOrderedError:
     return NotOrderedError(
         f"a hash index does not answer {what}: it finds whole keys only, and has no order",
-        next_step="Give all parts of the key, or ask an index USING btree; CREATE INDEX makes one.",
+        next_step="Give all parts of the key, or ask an index USING btree.",
     )

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Final, Literal, Protocol
 
 from keytide.collation import Span, Value
 from keytide.errors import CallerError
 
+MOST_KEYS: Final = 10_000
+"""Whole keys that one condition is answered for, where a structure finds nothing else."""
+TOO_MANY_KEYS: Final = f"finds at most {MOST_KEYS} whole keys for one query, and this one asks for more"
 Inclusion = Literal["both", "low", "high", "neither"]
 
 
 class NotOrderedError(CallerError):
-    """Something was asked of an index whose structure keeps no order of keys."""
+    """Something was asked of an index whose structure keeps no order of keys. `extra` of an answer has
+    `create_index`, the statement of an index that answers it."""
 
     problem_type = "index-not-ordered"
     status = 422
@@ -165,6 +169,6 @@ class Structure(Protocol):
         """
         ...
 
-    def boxed(self, box: Box, most: int) -> Boxed | None:
-        """What answers a box, in at most about so many spans; None when only an ordered structure does."""
+    def boxed(self, box: Box, most: int) -> Boxed | str:
+        """What answers a box, in at most about so many spans; or why nothing does, behind "it"."""
         ...

@@ -125,7 +125,8 @@ def test_what_takes_an_order_is_refused_with_what_to_do(world: World) -> None:
             with pytest.raises(KeytideError) as refused:
                 client.page("by_url", **asked)
             assert refused.value.problem_type == "index-not-ordered"
-            assert "btree" in refused.value.next_step
+            assert f"ON {TOPIC} USING btree (url)" in refused.value.next_step
+            assert str(refused.value.extra["create_index"]) in refused.value.next_step
         with pytest.raises(KeytideError) as refused:
             list(client.query(f"SELECT id FROM {TOPIC} WHERE url > 'https' ORDER BY url"))
         assert refused.value.problem_type == "no-index"

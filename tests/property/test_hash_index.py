@@ -7,17 +7,26 @@ import asyncio
 import json
 from collections import Counter
 from typing import Any
+from unittest import mock
 
+import msgspec
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from indexer.scan.aggregate.aggregates import answer as aggregate
+from indexer.scan.aggregate.request import AggregateRequest
+from indexer.scan.plan.selection import Shape, selection_of
 from indexer.scan.request.request import CountRequest, ScanRequest, SpanRequest
 from keytide.collation import encode_key
+from keytide.errors import CallerError
 from keytide.query.parse.statement import parse_query
+from keytide.query.plan import boxes as boxes_of_plan
+from keytide.query.plan.choose import NoIndexError
+from keytide.query.plan.plan import Candidate, Plan, plan_on
 from keytide.structure import NotOrderedError
 from tests import share
-from tests.property.test_query import answered, committed, expected_rows, shown
+from tests.property.test_query import answered, check, committed, definition_of, expected_rows, shown
 from tests.structure_kit import digests_of
 from tests.unit.scan_world import Doc, World, slice_of
 
@@ -103,13 +112,23 @@ def test_scans_and_counts_of_whole_keys(
         assert set(slices_read) <= {slice_of(definition, Doc(list(one), "x")) for one in asked}
 
 
-def test_what_takes_an_order_is_refused_at_the_endpoint() -> None:
-    world = World("CREATE INDEX i ON users USING hash (city, age)")
-    world.commit(1, {"i": []})
+@pytest.mark.parametrize(
+    "clauses",
+    [
+        "(city, age)",
+        "(city, age) INCLUDE (n) PARTITION BY HASH(id) WITH (slices=3, defer_build=true) WHERE n > 1",
+        "(city, age) PARTITION BY RANGE(city) SPLIT AT ('b', 'c')",
+    ],
+)
+def test_what_takes_an_order_is_refused_with_the_index_that_answers_it(clauses: str) -> None:
+    world = World(f"CREATE INDEX i ON users USING hash {clauses}", "CREATE INDEX i_btree ON users (n)")
+    world.commit(1, {"i": [], "i_btree": []})
 
-    async def run(request: ScanRequest | CountRequest) -> None:
-        service = next(iter(world.services().values()))
-        if isinstance(request, CountRequest):
+    async def run(request: ScanRequest | CountRequest | AggregateRequest) -> None:
+        shared = (service := next(iter(world.services().values()))).shared
+        if isinstance(request, AggregateRequest):
+            await aggregate(shared, "i", request, never)
+        elif isinstance(request, CountRequest):
             await service.count("i", request, never)
         else:
             await service.scan("i", request, never)
@@ -124,10 +143,33 @@ def test_what_takes_an_order_is_refused_at_the_endpoint() -> None:
         ScanRequest(reverse=True),
         CountRequest(low=["a"]),
         CountRequest(distinct=True),
+        AggregateRequest(functions=["count"], low=["a"]),
     ):
         with pytest.raises(NotOrderedError) as refused:
             asyncio.run(run(request))
-        assert "btree" in refused.value.next_step
+        statement = refused.value.extra["create_index"]
+        assert statement in refused.value.next_step
+        assert "CREATE INDEX i_btree_2 ON users USING btree (city, age)" in statement
+        made, was = definition_of(statement), world.index("i").definition
+        assert made == msgspec.structs.replace(
+            was, name=made.name, statement=statement, structure_name=msgspec.UNSET, defer_build=False
+        )
+        ways = {name: getattr(request, name, False) for name in ("distinct", "reverse")}
+        selection_of(request, Shape.of(made), 10, **ways)  # it answers
+
+
+@pytest.mark.parametrize("rest", ["a > 'a'", "a IS NOT MISSING ORDER BY a", "a LIKE 'a%'"])
+def test_queries_that_take_an_order_are_refused_with_the_index_that_answers_them(rest: str) -> None:
+    world = committed(["CREATE INDEX x ON users USING hash (a)"], {}, 1)
+    with pytest.raises(NoIndexError) as refused:
+        asyncio.run(answered(world, f"SELECT id FROM users WHERE {rest}", 10))
+    statement = refused.value.extra["create_index"]
+    assert statement == "CREATE INDEX by_a ON users USING btree (a)"
+    assert statement in refused.value.next_step
+    assert isinstance(
+        plan_on(parse_query(f"SELECT id FROM users WHERE {rest}"), Candidate("x", definition_of(statement))),
+        Plan,
+    )
 
 
 # --- queries ------------------------------------------------------------------------------------------------
@@ -185,3 +227,75 @@ def test_queries_of_whole_keys(held: dict[str, Any], asked: tuple[str, str], pag
     assert Counter(map(shown, answer["rows"])) == Counter(map(shown, rows))
     if select.order_by:
         assert [shown(row) for row in answer["rows"]] == [shown(one.row) for one in found]
+
+
+@st.composite
+def grouped_queries(draw: st.DrawFn) -> str:
+    """Queries that a btree over (a, c) and one USING hash over a answer."""
+    by = draw(st.sampled_from(["a", "a", "c", "a, c", ""]))
+    condition = draw(
+        st.sampled_from(["a IS NOT MISSING", "a IS NOT NULL", "a IN ('a', 'b', 0, 1)", "a = 'a'"])
+    )
+    wanted = draw(st.sampled_from(["COUNT(*)", "MAX(a)", "MIN(a)", "COUNT(c)"]))
+    text = f"SELECT {', '.join(filter(None, [by, wanted]))} FROM users WHERE {condition}"
+    if by:
+        order = draw(st.sampled_from(["", f" ORDER BY {by}", f" ORDER BY {wanted}"]))
+        text += f" GROUP BY {by}{order}{draw(st.sampled_from(['', ' LIMIT 1', ' LIMIT 2']))}"
+    return text
+
+
+@settings(max_examples=share.examples(200), deadline=None)
+@given(held_documents, grouped_queries(), st.sampled_from(["b_", "z_"]))
+@digests_of(2)
+def test_a_hash_index_beside_a_btree_takes_no_answer_away(
+    held: dict[str, Any], text: str, prefix: str
+) -> None:
+    """What a btree answers within few groups at once is answered with a hash index beside it, of whatever
+    name, and the same."""
+    btree = "CREATE INDEX x ON users (a, c) WITH (slices=2)"
+    hashed = f"CREATE INDEX {prefix}hash ON users USING hash (a) INCLUDE (c) WITH (slices=1)"
+
+    def asked(*statements: str) -> list[str] | None:
+        try:
+            body = asyncio.run(answered(committed(statements, held, 1), text, 100, max_groups=2))
+        except CallerError as error:
+            if error.problem_type != "too-many-groups":
+                raise
+            return None
+        event(f"answered by {body['index']}")
+        return [shown(row) for row in body["rows"]]
+
+    assert asked(btree) is None or asked(btree) == asked(btree, hashed)
+
+
+LITERALS: dict[str, Any] = {"'a'": "a", "'b'": "b", "0": 0, "1": 1, "1.0": 1.0, "''": "", "TRUE": True}
+some_parts = st.lists(st.sampled_from(list(LITERALS)), min_size=1, max_size=2)
+
+
+@settings(max_examples=share.examples(200), deadline=None)
+@given(
+    held_documents,
+    st.lists(st.tuples(some_parts, some_parts), min_size=1, max_size=12),
+    st.sampled_from([1, 2, 3, 500]),
+    st.sampled_from([1, 2, 4, 64]),
+)
+@digests_of(2)
+def test_combinations_of_whole_keys_are_read_and_nothing_else(
+    held: dict[str, Any], combinations: list[tuple[list[str], list[str]]], spans: int, boxes: int
+) -> None:
+    """However many there are to a span, or to what an ordered structure is read for at once."""
+    said = [f"(a IN ({', '.join(one)}) AND b IN ({', '.join(other)}))" for one, other in combinations]
+    text = f"SELECT id, a, b FROM users WHERE {' OR '.join(said)}"
+    select = parse_query(text)
+    definition = definition_of("CREATE INDEX x ON users USING hash (a, b)")
+    with mock.patch.multiple(boxes_of_plan, MAX_SPANS=spans, MAX_BOXES=boxes):
+        plan = plan_on(select, Candidate("x", definition))
+        assert isinstance(plan, Plan)
+        check(plan, held)
+    codes = {text: encode_key([value]) for text, value in LITERALS.items()}
+    wanted = {codes[a] + codes[b] for first, second in combinations for a in first for b in second}
+    assert set(plan.reading.keys) == wanted
+    assert plan.filter is None
+    looked_up = len(wanted) <= spans
+    event(f"looked up: {looked_up}")
+    assert all(plan.reading.depth) == looked_up

@@ -56,6 +56,7 @@ from keytide.query.parse.select import Select
 from keytide.query.parse.statement import parse_query
 from keytide.query.plan.plan import Candidate, Plan, plan_on
 from keytide.query.plan.suggest import suggest
+from keytide.settings.settings import ScanSettings
 from tests.property import naive_projection as naive
 from tests.structure_kit import as_stored, digests_of
 from tests.unit.scan_world import FakeSnapshot, World
@@ -480,9 +481,10 @@ async def stays() -> None:
     await asyncio.Event().wait()
 
 
-async def answered(world: World, text: str, page_size: int) -> dict[str, Any]:
+async def answered(world: World, text: str, page_size: int, **settings: Any) -> dict[str, Any]:
     """The answer's members, with the rows of all its pages, each asked of another node."""
-    services = [QueryService(service.shared) for service in world.services().values()]
+    scans = world.services(ScanSettings.model_validate(settings)).values()
+    services = [QueryService(service.shared) for service in scans]
     request = QueryRequest(sql=text, limit=page_size)
     rows: list[Any] = []
     while True:

@@ -134,6 +134,68 @@ def test_many_values_become_bounded_reads() -> None:
     assert plan.filter is not None
 
 
+def listed(first: int, count: int) -> str:
+    return ", ".join(map(str, range(first, first + count)))
+
+
+@pytest.mark.parametrize(
+    ("where", "keys", "spans"),
+    [
+        (" OR ".join(f"(a = {n} AND b = {n})" for n in range(64)), 64, 64),
+        (" OR ".join(f"(a = {n} AND b = {n})" for n in range(65)), 65, 65),
+        (" OR ".join(f"(a = {n} AND b = {n})" for n in range(160)), 160, 160),
+        (" OR ".join(f"(a = {n} AND b IN ({listed(9 * n, 9)}))" for n in range(55)), 495, 495),
+        (" OR ".join(f"(a = {n} AND b IN ({listed(9 * n, 9)}))" for n in range(60)), 540, 1),
+        (
+            " OR ".join(f"(a = {n} AND b IN ({listed(n, 400 if n == 30 else 1)}))" for n in range(60)),
+            459,
+            459,
+        ),
+        (f"a IN ({listed(0, 22)}) AND b IN ({listed(0, 22)})", 484, 484),
+        (f"a IN ({listed(0, 100)}) AND b IN ({listed(0, 100)})", 10_000, 1),
+    ],
+)
+def test_a_hash_index_is_read_for_the_keys_that_are_said_and_no_others(
+    where: str, keys: int, spans: int
+) -> None:
+    plan = planned("USING hash (a, b)", f"SELECT id FROM k WHERE {where}")
+    assert (len(plan.reading.keys), len(plan.reading.spans), plan.filter) == (keys, spans, None)
+    shown = spans_described(plan)
+    assert len(shown) <= MAX_BOXES
+    assert (shown == ["the whole index"]) == (spans == 1)
+
+
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [
+        (f"a IN ({listed(0, 101)}) AND b IN ({listed(0, 100)})", "at most 10000"),
+        (
+            " OR ".join(f"(a IN ({listed(n, 80)}) AND b IN ({listed(n, 80)}))" for n in (0, 100)),
+            "at most 10000",  # of all together
+        ),
+        ("a = 1 AND b > 2", "by = and IN of all parts of its key"),
+        ("a = 1", "by = and IN of all parts of its key"),
+        ("a IS NOT MISSING ORDER BY a", "it has no order"),
+    ],
+)
+def test_a_hash_index_says_what_it_does_not_answer(where: str, reason: str) -> None:
+    assert reason in refused("USING hash (a, b)", f"SELECT id FROM k WHERE {where}")
+
+
+def test_a_hash_index_says_that_there_are_too_many_alternatives() -> None:
+    either = " AND ".join(f"(a{n} = 1 OR b{n} = 1)" for n in range(10))  # a key, after 1,024 multiplications
+    index = f"USING hash ({', '.join(f'a{n}, b{n}' for n in range(10))}) WITH (include_missing=true)"
+    assert "at most 1000 alternatives" in refused(index, f"SELECT id FROM k WHERE {either}")
+
+
+def test_groups_of_a_hash_index_and_rows_of_some_keys_are_sorted() -> None:
+    for rest in ("ORDER BY COUNT(*) DESC LIMIT 3", "ORDER BY a"):
+        grouped = planned("USING hash (a)", f"SELECT a FROM k WHERE a IS NOT MISSING GROUP BY a {rest}")
+        assert (grouped.ordered, grouped.filter) == (False, None)
+    rows = planned("USING hash (a)", "SELECT id FROM k WHERE a IN (1, 2) ORDER BY a DESC")
+    assert (rows.ordered, len(rows.reading.keys)) == (False, 2)
+
+
 @pytest.mark.parametrize(
     ("index", "where", "count"),
     [

@@ -311,7 +311,8 @@ def test_moments_are_those_of_scans() -> None:
     ("order", "pushed", "sorted_by"),
     [
         ("", ["limit", "aggregates"], []),
-        ("ORDER BY age DESC, city DESC", ["order", "limit", "aggregates"], []),
+        ("ORDER BY city DESC, age DESC", ["order", "limit", "aggregates"], []),
+        ("ORDER BY age DESC, city DESC", ["aggregates"], ["age DESC", "city DESC"]),
         ("ORDER BY age, city DESC", ["aggregates"], ["age", "city DESC"]),
         ("ORDER BY COUNT(*)", ["aggregates"], ["COUNT(*)"]),
     ],
@@ -324,6 +325,51 @@ def test_explain_says_which_groups_slices_cut(order: str, pushed: list[str], sor
         assert plan["sorted_by"] == sorted_by
 
     run(work)
+
+
+BESIDE = "CREATE INDEX a_beside ON users USING hash (city) INCLUDE (age)"
+
+
+@pytest.mark.parametrize("beside", [BESIDE, "CREATE INDEX a_beside ON users (age) INCLUDE (city)"])
+def test_an_index_beside_takes_nothing_from_groups_that_another_answers(beside: str) -> None:
+    """Nor when it seems to have an entry less, for it was counted earlier."""
+    made = World("CREATE INDEX b_tree ON users (city) INCLUDE (age)", beside)
+    cities = [f"c{n:03}" for n in range(60)]
+    by_city = [Doc([city], f"u{city}", b'{"age": 1}') for city in cities]
+    by_age = [Doc([1], f"u{city}", msgspec.json.encode({"city": city})) for city in cities]
+    made.commit(1, {"b_tree": by_city, "a_beside": (by_city if beside == BESIDE else by_age)[1:]})
+    known = "city IS NOT MISSING" if beside == BESIDE else "city IS NOT MISSING AND age IS NOT MISSING"
+
+    async def work(ask: Ask, _: World) -> None:
+        text = f"SELECT city, COUNT(*) FROM users WHERE {known} GROUP BY city LIMIT 10"
+        plan = await ask(f"EXPLAIN {text}")
+        assert (plan["index"], "limit" in plan["pushed_down"]) == ("b_tree", True)
+        assert plan["other_indexes"].keys() == {"a_beside"}
+        assert (await ask(text))["rows"] == [[city, 1] for city in cities[:10]]
+        plan = await ask("EXPLAIN SELECT MAX(city) FROM users WHERE city IS NOT MISSING")
+        assert (plan["index"], plan["residual"]) == ("b_tree", None)
+
+    run(work, made, max_groups=20)
+
+
+def test_a_hash_index_that_has_too_many_groups_says_what_it_can_do() -> None:
+    made = World(BESIDE)
+    made.commit(1, {"a_beside": [Doc([f"c{n:03}"], f"u{n}", b'{"age": 1}') for n in range(60)]})
+
+    async def work(ask: Ask, _: World) -> None:
+        text = "SELECT city, COUNT(*) FROM users WHERE city IS NOT MISSING GROUP BY city LIMIT 10"
+        plan = await ask(f"EXPLAIN {text}")
+        assert (plan["pushed_down"], plan["residual"]) == (["aggregates"], None)
+        with pytest.raises(KeytideError, match="more than 20 groups") as refused:
+            await ask(text)
+        assert "`low`" not in refused.value.next_step
+        assert "USING btree" in refused.value.next_step
+        # The whole index is counted without reading it, for all of its entries have the leading key.
+        plan = await ask("EXPLAIN SELECT COUNT(*) FROM users WHERE city IS NOT MISSING")
+        assert plan["residual"] is None
+        assert (await ask("SELECT COUNT(*) FROM users WHERE city IS NOT MISSING"))["rows"] == [[60]]
+
+    run(work, made, max_groups=20)
 
 
 @pytest.mark.parametrize("node", ["n0", "n1"])

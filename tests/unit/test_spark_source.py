@@ -356,9 +356,10 @@ def served() -> Iterator[Served]:
     yield from _served(load_settings())
 
 
-def _served(settings: Settings) -> Iterator[Served]:
+def _served(settings: Settings, using: str = "btree") -> Iterator[Served]:
     world = World(
-        "CREATE INDEX by_city ON users (city, n) INCLUDE (name, more) WITH (slices=3)", node_count=2
+        f"CREATE INDEX by_city ON users USING {using} (city, n) INCLUDE (name, more) WITH (slices=3)",
+        node_count=2,
     )
     first, second = world.views.values()
     with ExitStack() as stack:
@@ -445,6 +446,61 @@ def test_selections_are_pushed_down(
     wanted = [doc.id for doc in PEOPLE if expected(*doc.key)]  # type: ignore[arg-type]
     assert [id_ for (id_,) in rows(source, "id STRING")] == wanted
     assert len(source.reader(schema).partitions()) <= slices
+
+
+@pytest.fixture
+def hashed() -> Iterator[Served]:
+    yield from _served(load_settings(), "hash")
+
+
+@pytest.mark.parametrize(
+    ("options", "ids"),
+    [
+        ({"where": "city = 'Bonn' AND n = 5"}, ["u0005"]),
+        ({"where": "city IN ('Bonn', 'Boston') AND n IN (5, 6, 7)"}, ["u0005", "u0006"]),
+        ({"where": "(city = 'Bonn' AND n = 5) OR (city = 'Aachen' AND n = 8)"}, ["u0005", "u0008"]),
+        ({"where": "city = 'Bonn' AND n = 6"}, []),
+        ({"equals": '["Bonn", 5]'}, ["u0005"]),
+        ({"spans": '[{"equals": ["Bonn", 5]}, {"equals": ["Aachen", 8]}]'}, ["u0005", "u0008"]),
+        ({}, [doc.id for doc in PEOPLE]),
+    ],
+)
+def test_whole_keys_of_a_hash_index_are_read(hashed: Served, options: dict[str, str], ids: list[str]) -> None:
+    assert [id_ for (id_,) in rows(hashed.source(**options), "id STRING")] == ids
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"where": "city = 'Bonn' AND n > 5"},
+        {"where": "city >= 'Bonn'"},
+        {"where": "city LIKE 'Bo%'"},
+        {"where": "city = 'Bonn'"},
+        {"low": '["Bonn"]'},
+    ],
+)
+def test_what_a_hash_index_does_not_answer_is_refused_with_one_that_does(
+    hashed: Served, options: dict[str, str]
+) -> None:
+    with pytest.raises(CallerError, match="CREATE INDEX by_city_btree ON users USING btree") as refused:
+        rows(hashed.source(**options))
+    assert refused.value.problem_type == "index-not-ordered"
+    parsed = parse_statement(refused.value.message[refused.value.message.index("CREATE INDEX") :])
+    assert isinstance(parsed, CreateIndex)
+    assert parsed.definition.using == "btree"
+
+
+def test_a_join_by_key_reads_the_keys_of_the_other_side(hashed: Served) -> None:
+    """As docs/spark.md has it: the keys as `spans`, and the rows that they find joined to the other side."""
+    orders = [("Bonn", 5, 10.0), ("Aachen", 8, 7.5), ("Bonn", 5, 1.0), ("nowhere", 1, 3.0)]
+    keys = dict.fromkeys((city, n) for city, n, _ in orders)
+    spans = json.dumps([{"equals": list(key)} for key in keys])
+    people = {
+        (city, n): name
+        for city, n, name in rows(hashed.source(spans=spans), "city STRING, n BIGINT, name STRING")
+    }
+    joined = [(people[city, n], amount) for city, n, amount in orders if (city, n) in people]
+    assert joined == [("name5", 10.0), ("name8", 7.5), ("name5", 1.0)]
 
 
 def test_only_the_groups_of_columns_that_are_needed_are_asked_for(

@@ -22,7 +22,7 @@ import msgspec
 
 from indexer.scan.aggregate.accumulators import Accumulator, Wants
 from indexer.scan.aggregate.request import AggregateRequest, AggregationPlan, plan_of
-from indexer.scan.aggregate.slice import GroupState, runs_backwards, too_many, wants_of
+from indexer.scan.aggregate.slice import GroupState, too_many, wants_of
 from indexer.scan.aggregate.task import (
     TASK,
     Arguments,
@@ -45,6 +45,7 @@ from keytide.definition.binding import Binding
 from keytide.definition.index import IndexDefinition
 from keytide.errors import CallerError, RetryableError
 from keytide.query.parse.expressions import AggregateName
+from keytide.query.plan.grouping import runs_backwards
 
 CALL_ENTRIES: Final = 200_000
 """Entries that a node looks at in one call, over its slices: some hundred milliseconds. Not a setting: a
@@ -170,7 +171,7 @@ async def aggregate(
     deadline = monotonic() + target.left_s
     result = Aggregated()
     wants = wants_of(plan)
-    backwards = runs_backwards(plan, definition, wanted.reverse)
+    backwards = runs_backwards(plan.groups, definition, wanted.reverse)
     enough = wanted.enough if backwards is not None else None
     written = encode_plan(plan)
     after: dict[int, bytes] = {}
@@ -193,9 +194,9 @@ async def aggregate(
         # With an order to come in, slices stop by themselves.
         most_groups = max_groups if enough is None else None
         if sum(map(len, found.values())) <= _INLINE_BYTES and len(result.groups) <= _INLINE_VALUES:
-            partials = _merge(result, found, wants, most_groups, max_groups)
+            partials = _merge(result, found, wants, definition, most_groups, max_groups)
         else:
-            partials = await threads.run(_merge, result, found, wants, most_groups, max_groups)
+            partials = await threads.run(_merge, result, found, wants, definition, most_groups, max_groups)
         for number, partial in partials.items():
             if partial.more and (enough is None or len(result.met[number]) <= enough):
                 after[number] = partial.reached
@@ -217,6 +218,7 @@ def _merge(
     result: Aggregated,
     found: dict[int, bytes],
     wants: Sequence[Wants],
+    definition: IndexDefinition,
     most_groups: int | None,
     most_distinct: int,
 ) -> dict[int, Partial]:
@@ -232,11 +234,11 @@ def _merge(
             raise CallerError(message, status=422, problem_type=problem_type, next_step=next_step)
     result.merge(partials, wants)
     if most_groups is not None and len(result.groups) > most_groups:
-        raise too_many(most_groups)
+        raise too_many(most_groups, definition)
     if any(want.distinct for want in wants):
         groups = result.groups.values()
         if sum(len(one.distinct) for group in groups for one in group.accumulators) > most_distinct:
-            raise too_many(most_distinct)
+            raise too_many(most_distinct, definition)
     return partials
 
 

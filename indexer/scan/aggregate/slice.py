@@ -39,6 +39,7 @@ from keytide.collation.layout import INVERTED
 from keytide.definition.binding import Binding, Needs
 from keytide.definition.index import IndexDefinition
 from keytide.errors import CallerError
+from keytide.query.plan.grouping import runs_backwards
 
 
 class TooManyGroupsError(CallerError):
@@ -98,23 +99,6 @@ def shared_parts(ordinals: Sequence[int | None]) -> int | None:
     return len(parts) if parts == set(range(len(parts))) else None
 
 
-def runs_backwards(plan: AggregationPlan, definition: IndexDefinition, reverse: bool) -> bool | None:
-    """Whether the index is read backwards to meet the groups in the order that is asked for; None when it
-    must be read whole, for its order is another one.
-
-    Args:
-        reverse: groups are asked for in descending order.
-    """
-    if not definition.structure.ordered:
-        return None
-    binding = Binding(definition)
-    ordinals = [binding.part(node) for node in plan.groups]
-    directions = {definition.keys[at].descending for at in range(len(ordinals)) if at < len(definition.keys)}
-    if ordinals != list(range(len(ordinals))) or len(directions) != 1:
-        return None
-    return directions.pop() != reverse
-
-
 class SliceAggregate:
     """Aggregates the entries of one slice, block by block.
 
@@ -142,10 +126,11 @@ class SliceAggregate:
         max_groups: int,
     ) -> None:
         binding = Binding(definition)
+        self._definition = definition
         self._descending = definition.descending
         self._wants = wants_of(plan)
         ordered = definition.structure.ordered
-        backwards = runs_backwards(plan, definition, reverse)
+        backwards = runs_backwards(plan.groups, definition, reverse)
         self.streams = backwards is not None
         self.backwards = bool(backwards)
         self._enough = wanted if self.streams else None
@@ -290,7 +275,7 @@ class SliceAggregate:
 
     def _new(self, word: bytes, stretch: Stretch, at: int) -> _Group:
         if len(self._groups) > self._max_groups:  # one more than may be tells the endpoint, too
-            raise too_many(self._max_groups)
+            raise too_many(self._max_groups, self._definition)
         group = self._groups[word] = _Group((stretch.keys[at], stretch.values[at]), self._wants)
         return group
 
@@ -303,12 +288,19 @@ class SliceAggregate:
             column.add(stretch, to)
             self._distinct += len(to.distinct) - before
         if self._distinct > self._max_groups:
-            raise too_many(self._max_groups)
+            raise too_many(self._max_groups, self._definition)
 
 
-def too_many(limit: int) -> TooManyGroupsError:
+def too_many(limit: int, definition: IndexDefinition) -> TooManyGroupsError:
+    """The error of an index that has more groups than `limit`, or distinct values."""
+    if definition.structure.ordered:
+        fewer = (
+            "group by the leading key parts with a limit (and go on with `low`), aggregate narrower spans "
+            "one by one"
+        )
+    else:
+        fewer = "aggregate some keys at a time (`equals`, `spans`, IN), ask an index USING btree with a limit"
     return TooManyGroupsError(
         f"there are more than {limit} groups, or distinct values",
-        next_step="group by the leading key parts with a limit (and go on with `low`), aggregate narrower "
-        "spans one by one, or raise scan.max_groups",
+        next_step=f"{fewer}, or raise scan.max_groups",
     )

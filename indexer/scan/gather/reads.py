@@ -38,10 +38,12 @@ from indexer.scan.plan.waiting import Deadline, Gone, SnapshotNotifier
 from indexer.scan.request.request import Moment, Question
 from indexer.scan.shape.rows import encode
 from indexer.view import NodeView
+from keytide.definition.normal import ordered_statement
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import wall_ms
 from keytide.settings.http import MAX_BODY_BYTES
 from keytide.settings.settings import ScanSettings
+from keytide.structure import NotOrderedError
 
 BESIDE_TOKENS: Final = 1_024
 """Bytes of a request for a page beside its tokens."""
@@ -179,9 +181,18 @@ class Reads:
     def selection(
         self, question: Question, index: Scannable, *, distinct: bool = False, reverse: bool = False
     ) -> Selection:
-        """What a request selects in an index. Raises as `selection_of`."""
+        """What a request selects in an index. Raises as `selection_of`; NotOrderedError with the statement of
+        an index that is."""
         most = self.settings.max_spans
-        return selection_of(question, index.shape, most, distinct=distinct, reverse=reverse)
+        try:
+            return selection_of(question, index.shape, most, distinct=distinct, reverse=reverse)
+        except NotOrderedError as error:
+            catalog = self.view.catalog()
+            if (record := catalog.index(index.id)) is not None:
+                statement = ordered_statement(record.definition, {one.name for one in catalog.indexes()})
+                error.next_step = f"{error.next_step.removesuffix('.')}: {statement}"
+                error.extra["create_index"] = statement
+            raise
 
     def head(self, stamp: Stamp, seen: Seen) -> dict[str, Any]:
         """The members that every answer has: snapshot, timestamp, session, staleness.

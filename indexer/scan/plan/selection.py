@@ -115,10 +115,11 @@ def selection_of(
             next_step="ask in several requests at one held snapshot, or raise scan.max_spans",
         )
     if (distinct or reverse) and not shape.structure.ordered:
+        what = "distinct" if distinct else "reverse"
+        instead = "Group by the key for each once (GROUP BY, or aggregate), or ask" if distinct else "Ask"
         raise NotOrderedError(
-            f"a {shape.structure.name} index has no order of keys, so it does not answer "
-            f"`{'distinct' if distinct else 'reverse'}`",
-            next_step="Group by the key for each once (GROUP BY, or aggregate), or ask an index USING btree.",
+            f"a {shape.structure.name} index has no order of keys, so it does not answer `{what}`",
+            next_step=f"{instead} an index USING btree.",
         )
     chosen = _selected(question, shape)
     spans = merge_spans(one.span for one in chosen)

@@ -57,7 +57,7 @@ class GroupReader:
         self._max_groups = shared.settings.max_groups
         select = plan.select
         self._binding = Binding(plan.index.definition)
-        made = grouping(plan)
+        made = grouping(select, plan.order_by)
         group_by, reverse, ordered = made.by, made.reverse, made.ordered
         end = None if select.limit is None else select.offset + select.limit
         pushed = ordered and end is not None and 0 < end <= self._max_groups

@@ -8,7 +8,9 @@ which spans answer a box (`keytide.structure`), and which parts are *realised*: 
 and a condition that rests on realised parts alone need not be tested again.
 
 Everything is bounded: too many boxes become one that covers them, too many spans become one per prefix. Both
-read more than is needed and leave the condition to the residual filter.
+read more than is needed and leave the condition to the residual filter. Of a structure that finds whole keys
+only, boxes are keys: one that covers some of them would hold many more, so there may be more of them, and the
+spans are shared out by need.
 """
 
 from __future__ import annotations
@@ -22,9 +24,12 @@ from keytide.definition.expression import And, Expression, Or, Predicate
 from keytide.query.parse.normal import conjuncts
 from keytide.query.plan.intervals import ALL, Interval, intersection, union
 from keytide.query.plan.regions import region
-from keytide.structure import Structure
+from keytide.structure import MOST_KEYS, TOO_MANY_KEYS, Structure
 
 MAX_BOXES: Final = 64
+"""Of a structure that is ordered."""
+MAX_KEY_BOXES: Final = 1_000
+"""Of one that finds whole keys only: more than a query can say one by one, which has so many expressions."""
 MAX_SPANS: Final = 500
 """Of one read: slices walk them one after the other, and pages carry them."""
 
@@ -51,25 +56,30 @@ class IndexSpans:
     keys: tuple[bytes, ...] = ()
 
 
-def reading(node: Predicate, parts: Sequence[Expression], structure: Structure) -> IndexSpans | None:
-    """The spans for a condition in normal form; None when it takes a structure that is ordered.
+def reading(node: Predicate, parts: Sequence[Expression], structure: Structure) -> IndexSpans | str:
+    """The spans for a condition in normal form; why there are none, where the structure answers no such one.
 
     Args:
         parts: the expressions of the key parts.
         structure: of the index.
     """
-    boxes, loose = _boxes(node, parts)
+    boxes, loose = _boxes(node, parts, MAX_BOXES if structure.ordered else MAX_KEY_BOXES)
     spans: list[Span] = []
     depths: list[int] = []
-    keys: list[bytes] = []
+    keys: dict[bytes, None] = {}
     every = True
     realised = set(range(len(parts)))
-    for box in boxes:
-        found = structure.boxed(box, max(1, MAX_SPANS // len(boxes)))
-        if found is None:
-            return None
+    share = max(1, MAX_SPANS // max(1, len(boxes)))
+    for at, box in enumerate(boxes):
+        # A box of keys takes as many spans as it has keys: what others do not need, each may have.
+        left = share if structure.ordered else MAX_SPANS - len(spans) - (len(boxes) - 1 - at)
+        found = structure.boxed(box, left)
+        if isinstance(found, str):
+            return f"takes at most {MAX_KEY_BOXES} alternatives, and the query has more" if loose else found
         spans += found.spans
-        keys += found.keys
+        keys.update(dict.fromkeys(found.keys))
+        if len(keys) > MOST_KEYS:
+            return TOO_MANY_KEYS
         every = every and bool(found.keys)
         depths.append(found.depth)
         realised &= found.realised | (realised - box.keys())
@@ -78,35 +88,34 @@ def reading(node: Predicate, parts: Sequence[Expression], structure: Structure) 
         support = _support(one, parts)
         if loose or support is None or not support <= realised:
             rest.append(one)
+    if every and not all(depths):  # too many spans: the whole index is read
+        spans, depths = [Span()], [0] * len(boxes)
     return IndexSpans(
-        tuple(merge_spans(spans)),
-        tuple(boxes),
-        tuple(rest),
-        tuple(depths),
-        tuple(dict.fromkeys(keys)) if every else (),
+        tuple(merge_spans(spans)), tuple(boxes), tuple(rest), tuple(depths), tuple(keys) if every else ()
     )
 
 
-def _boxes(node: Predicate, parts: Sequence[Expression]) -> tuple[list[Box], bool]:
-    """The boxes of a condition, and whether some were given up for one that covers them."""
+def _boxes(node: Predicate, parts: Sequence[Expression], most: int) -> tuple[list[Box], bool]:
+    """The boxes of a condition, `most` of them at most, and whether some were given up for one that covers
+    them."""
     loose = False
     found: list[Box] = []
     if isinstance(node, And):
         found = [{}]
         for operand in node.operands:
-            more, given_up = _boxes(operand, parts)
+            more, given_up = _boxes(operand, parts, most)
             loose = loose or given_up
-            if len(found) * len(more) > MAX_BOXES:
+            if len(found) * len(more) > most:
                 more, loose = [_cover(more)], True
             found = [both for one in found for other in more if (both := _both(one, other)) is not None]
         return _merged(found), loose
     if isinstance(node, Or):
         for operand in node.operands:
-            more, given_up = _boxes(operand, parts)
+            more, given_up = _boxes(operand, parts, most)
             loose = loose or given_up
             found += more
         found = _merged(found)
-        return ([_cover(found)], True) if len(found) > MAX_BOXES else (found, loose)
+        return ([_cover(found)], True) if len(found) > most else (found, loose)
     box: dict[int, tuple[Interval, ...]] = {}
     for ordinal, part in enumerate(parts):
         allowed = region(node, part)

@@ -9,7 +9,7 @@ from keytide.definition.render import render_expression, render_predicate
 from keytide.errors import CallerError
 from keytide.query.parse.expressions import AggregateCall, column_name
 from keytide.query.parse.select import Select
-from keytide.query.plan.grouping import grouping
+from keytide.query.plan.boxes import MAX_BOXES
 from keytide.query.plan.plan import Candidate, Plan, Refusal, plans
 from keytide.query.plan.similar_names import meant
 from keytide.query.plan.suggest import suggest
@@ -41,8 +41,10 @@ def choose(
     found, refusals = plans(select, candidates)
     if found:
         return found[0], found[1:], refusals
-    statement = suggest(select, {*taken, *(candidate.name for candidate in candidates)})
     reasons = {one.index: one.reason for one in refusals}
+    # Where an index has another structure, that may be why: so it is said.
+    others = any(one.name in reasons and one.definition.using != "btree" for one in candidates)
+    statement = suggest(select, {*taken, *(one.name for one in candidates)}, name_btree=others)
     told = "; ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()))
     hint = meant(select, [one.definition for one in candidates], keyspaces)
     step = f"create one, and build it: {statement}" if statement else "ask for less in one query"
@@ -58,16 +60,14 @@ def described(plan: Plan, others: Sequence[Plan], refusals: Sequence[Refusal]) -
     """A plan as EXPLAIN shows it."""
     select, definition = plan.select, plan.index.definition
     grouped = select.grouped
-    ordered = grouping(plan).ordered if grouped else plan.ordered
-    limit_pushed = select.limit is not None and ordered
     pushed = {
         "condition": bool(plan.reading.depth and any(plan.reading.depth)),
         "filter": plan.filter is not None,
-        "order": bool(select.order_by) and ordered,
-        "limit": limit_pushed,
+        "order": bool(select.order_by) and plan.ordered,
+        "limit": select.limit is not None and plan.ordered,
         "aggregates": grouped,
     }
-    sorted_by = [] if ordered or not select.order_by else [_item(one) for one in plan.order_by]
+    sorted_by = [] if plan.ordered or not select.order_by else [_item(one) for one in plan.order_by]
     return {
         "index": plan.index.name,
         "columns": [one.name for one in plan.outputs],
@@ -98,7 +98,8 @@ def described(plan: Plan, others: Sequence[Plan], refusals: Sequence[Refusal]) -
 
 
 def spans_described(plan: Plan) -> list[str]:
-    """The spans as conditions on key parts, one line for each box that they were made from."""
+    """The spans as conditions on key parts, one line for each box that they were made from; a long list is
+    cut."""
     parts = plan.index.definition.keys
     lines = []
     for box, depth in zip(plan.reading.boxes, plan.reading.depth, strict=True):
@@ -107,7 +108,9 @@ def spans_described(plan: Plan) -> list[str]:
             for at in range(depth)
         ]
         lines.append(", ".join(words) or "the whole index")
-    return lines
+    lines = list(dict.fromkeys(lines))
+    more = len(lines) - MAX_BOXES
+    return [*lines[: MAX_BOXES - 1], f"{more + 1} more"] if more > 0 else lines
 
 
 def _either(words: Sequence[str]) -> str:
@@ -131,6 +134,8 @@ def _behind(other: Plan, best: Plan) -> str:
         return f"it would serve, reading {count} by estimate"
     if other.ordered != best.ordered:
         return "it would serve, but its order is not the query's"
+    if other.misses_order and not best.misses_order:
+        return f"it would serve, but has no order of keys: it is USING {other.index.definition.using}"
     if len(other.slices) != len(best.slices):
         return f"it would serve, asking {len(other.slices)} slices"
     return f"it would serve as well, reading {count} by estimate"

@@ -12,9 +12,9 @@ Every READY index of the keyspace is looked at by itself (`plan_on`). It serves 
 * it holds all that the query says of them (`keytide.definition.binding`). Keytide stores no documents.
 
 The spans are made from the condition (`boxes`), the rest of it is the residual filter. Of several indexes
-that serve, the one is taken that reads the fewest entries by estimate, then one whose order is the query's,
-then the one that asks the fewest slices, has the fewest key parts, comes first by name. Without statistics
-the estimate rests on the shape of the condition only (`_fraction`).
+that serve, the one is taken that reads the fewest entries by estimate (`estimate`), then one whose order is
+the query's, then one that has an order, then the one that asks the fewest slices, has the fewest key parts,
+comes first by name.
 """
 
 from __future__ import annotations
@@ -45,18 +45,16 @@ from keytide.definition.render import render_expression, render_predicate
 from keytide.query.parse.expressions import AggregateCall, column_name
 from keytide.query.parse.normal import TRUE, conjunction, conjuncts, is_constant, normal
 from keytide.query.parse.select import Ordering, Output, Select, operands
-from keytide.query.plan.boxes import Box, IndexSpans, reading
+from keytide.query.plan.boxes import IndexSpans, reading
+from keytide.query.plan.estimate import estimated
+from keytide.query.plan.grouping import grouping, runs_backwards
 from keytide.query.plan.implication import implies
-from keytide.query.plan.intervals import MISSING_ONLY, Interval, touches
+from keytide.query.plan.intervals import MISSING_ONLY, touches
 from keytide.query.plan.regions import region
 
-ASSUMED_ENTRIES: Final = 1_000_000
-"""Of an index whose size is not known here."""
-_EQUAL: Final = 0.01
-_BOUNDED: Final = 0.05
-_OPEN: Final = 0.3
-_FILTERED: Final = 0.3
-"""Which part of the entries a value, a range with two ends, one with one end, and a condition let through."""
+_WITHOUT_ORDER: Final = 2
+"""As much as entries cost more where an order is missed. Also the sizes of two indexes with the same entries
+are counted at two moments, and their difference is not to decide."""
 _MOST_POINTS: Final = 64
 """Of a partitioning expression: beyond that all slices are asked."""
 
@@ -99,7 +97,8 @@ class Plan:
         reading: spans and what they were made from.
         slices: the slices that can hold rows, ascending.
         filter: what is to be tested of each entry; None for nothing.
-        ordered: whether entries come in the query's order; else rows are sorted.
+        ordered: whether entries, or the groups made of them, come in the query's order, so that reading stops
+            at LIMIT; else rows are sorted, and all groups are made first.
         reverse: entries are read in descending order.
         entries: how many entries are read, by estimate.
     """
@@ -116,12 +115,20 @@ class Plan:
     entries: float
 
     @property
-    def rank(self) -> tuple[float, bool, int, int, str]:
+    def misses_order(self) -> bool:
+        """Whether an index with an order of keys reads the same entries with less work: keys stand in front
+        of entries, equal ones side by side, and where they begin and end is known."""
+        looks_up = any(self.reading.depth) and not self.select.grouped
+        return not self.index.definition.structure.ordered and not looks_up
+
+    @property
+    def rank(self) -> tuple[float, bool, bool, int, int, str]:
         """What plans are compared by; the least is taken."""
         index = self.index
         return (
-            self.entries,
+            self.entries * (_WITHOUT_ORDER if self.misses_order else 1),
             not self.ordered,
+            self.misses_order,
             len(self.slices),
             len(index.definition.keys),
             index.name,
@@ -200,27 +207,27 @@ def plan_on(select: Select, candidate: Candidate, condition: Predicate | None = 
     parts = [part.expression for part in definition.keys]
     structure = definition.structure
     read = reading(condition, parts, structure)
-    if read is None or not (structure.ordered or read.keys or not read.spans or not select.order_by):
-        what = "an order" if read else "what the query says of its key"
+    if isinstance(read, str):
+        return Refusal(candidate.name, f"it is USING {structure.name}: it {read}")
+    if read.spans and select.order_by and not (structure.ordered or read.keys or select.grouped):
         return Refusal(
-            candidate.name,
-            f"it is USING {structure.name}, which does not answer {what}: only whole keys, by = and IN",
+            candidate.name, f"it is USING {structure.name}: it has no order, and sorts found keys only"
         )
-    rest = [one for one in read.rest if given == TRUE or not implies(given, one)]
+    # All entries are true of these.
+    assured = [given] if definition.include_missing else [given, Not(IsMissing(leading))]
+    rest = [one for one in read.rest if not any(known != TRUE and implies(known, one) for known in assured)]
     outputs, order_by = _fixed(select, definition, binding, condition)
     lacking = _lacking(binding, [*operands([*outputs, *order_by]), *select.group_by, *rest])
     if lacking:
         return Refusal(candidate.name, f"it does not hold {lacking}")
     ordered, reverse = False, False
-    if not select.grouped and (structure.ordered or not order_by):
+    if select.grouped:
+        made = grouping(select, order_by)
+        ordered = made.ordered and runs_backwards(made.by, definition, made.reverse) is not None
+    elif structure.ordered or not order_by:
         ordered, reverse = _order(order_by, definition, condition)
     filter_ = conjunction(rest)
-    entries = _fraction(read, definition, candidate.entries) * (
-        ASSUMED_ENTRIES if candidate.entries is None else candidate.entries
-    )
-    if ordered and not select.grouped and select.limit is not None:
-        share = _FILTERED ** len(rest)
-        entries = min(entries, (select.limit + select.offset) / share)
+    entries = estimated(select, read, definition, candidate.entries, len(rest) if ordered else None)
     return Plan(
         select,
         candidate,
@@ -374,33 +381,3 @@ def _single(condition: Predicate, expression: Expression) -> bool:
     """Whether the condition leaves an expression one value."""
     intervals = region(condition, expression).intervals
     return len(intervals) == 1 and intervals[0].is_point
-
-
-def _fraction(read: IndexSpans, definition: IndexDefinition, entries: int | None) -> float:
-    """Which part of the index the spans hold, by their shape."""
-    whole = 0.0
-    for box, depth in zip(read.boxes, read.depth, strict=True):
-        whole += _of_box(box, depth, definition, entries)
-    return min(1.0, whole)
-
-
-def _of_box(box: Box, depth: int, definition: IndexDefinition, entries: int | None) -> float:
-    part = 1.0
-    for ordinal in range(depth):
-        expression = definition.keys[ordinal].expression
-        equal = _EQUAL
-        if isinstance(expression, DocumentId):
-            equal = 1 / max(1, ASSUMED_ENTRIES if entries is None else entries)
-        part *= min(1.0, sum(_of_interval(one, equal) for one in box[ordinal]))
-    return part
-
-
-def _of_interval(one: Interval, equal: float) -> float:
-    if one.is_point:
-        return equal
-    if one.is_bounded and one.above != one.below:
-        return _BOUNDED
-    if one.above.startswith("LIKE"):
-        return _BOUNDED
-    compared = [word for word in (one.above, one.below) if word and not word.startswith("is ")]
-    return _OPEN if compared else 1.0

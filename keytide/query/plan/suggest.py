@@ -28,6 +28,7 @@ from keytide.definition.expression import (
     walk,
 )
 from keytide.definition.index import MAX_KEY_PARTS, IndexDefinition, KeyPart
+from keytide.definition.names import free_name
 from keytide.definition.render import path_name, render_expression, render_name
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.query.parse.expressions import AggregateCall
@@ -41,18 +42,19 @@ _LONGEST_NAME: Final = 60
 _CONDITIONS: Final = get_args(Predicate)
 
 
-def suggest(select: Select, taken: Collection[str] = ()) -> str | None:
+def suggest(select: Select, taken: Collection[str] = (), *, name_btree: bool = False) -> str | None:
     """A CREATE INDEX statement whose index serves the query; None if there is none.
 
     Args:
         taken: names of indexes that there are.
+        name_btree: USING is written, though an index is a btree without it.
     """
     condition = asked_of(select)
     for keys in (_keys(select, condition), [KeyPart(DocumentId())]):  # by id any query can be answered
         keys, include = _with_rest(select, condition, keys)
         if len(keys) > MAX_KEY_PARTS:
             continue
-        statement = _statement(select, condition, keys, include, taken)
+        statement = _statement(select, condition, keys, include, taken, "USING btree " if name_btree else "")
         parsed = parse_statement(statement)
         if isinstance(parsed, CreateIndex):
             made = Candidate(parsed.definition.name, parsed.definition)
@@ -142,10 +144,11 @@ def _statement(
     keys: list[KeyPart],
     include: tuple[Path, ...],
     taken: Collection[str],
+    using: str,
 ) -> str:
     parts = [render_expression(one.expression) + (" DESC" if one.descending else "") for one in keys]
     name = _name(parts, taken)
-    text = f"CREATE INDEX {render_name(name)} ON {render_name(select.keyspace)} ({', '.join(parts)})"
+    text = f"CREATE INDEX {render_name(name)} ON {render_name(select.keyspace)} {using}({', '.join(parts)})"
     if include:
         text += f" INCLUDE ({', '.join(map(render_expression, include))})"
     if may_be_missing(condition, keys[0].expression):
@@ -157,7 +160,4 @@ def _name(parts: list[str], taken: Collection[str]) -> str:
     """A name that says what the key is, and is not taken."""
     words = [re.sub(r"[^A-Za-z0-9]++", "_", part).strip("_").lower() for part in parts]
     stem = "_".join(["by", *filter(None, words)])[:_LONGEST_NAME].rstrip("_")
-    name, number = stem, 2
-    while name in taken:
-        name, number = f"{stem}_{number}", number + 1
-    return name
+    return free_name(stem, taken)
