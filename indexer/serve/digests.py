@@ -171,7 +171,7 @@ class _Forward:
         self._snapshot = snapshot
         self._ask = ask
         self._shape = KeyShape(definition.structure)
-        self._id_start = definition.structure.id_start
+        self._id_starts = definition.structure.id_starts
         self._unique = definition.unique
         self._floors = {partition: floor for partition, floor in ask.floors.items() if floor > 0}
         self._sums = digests.no_sums(ask.bits)
@@ -192,7 +192,7 @@ class _Forward:
     def _go_on_behind(self, after: bytes) -> None:
         """Have what comes behind an entry compared with what came up to it."""
         if not self._shape.stored:
-            at = self._id_start(after)
+            (at,) = self._id_starts([after])
             self._last = after[:at], after[at:]
             return
         behind = after + b"\x00"
@@ -204,7 +204,7 @@ class _Forward:
 
     def _add(self, keys: list[bytes], values: list[bytes]) -> None:
         sums = self._sums
-        starts = list(map(self._id_start, keys))
+        starts = self._id_starts(keys)
         ids = [key[start:] for key, start in zip(keys, starts, strict=True)]
         buckets = digests.buckets_of(hashes_of(ids, len(ids)), self._ask.bits)
         plain, full = digests.entry_hashes(keys, values)
@@ -321,9 +321,9 @@ def rows(snapshot: ReadableSnapshot, definition: IndexDefinition, ask: RowsAsk, 
     back: list[BackRow] = []
     try:
         if ask.stage == "forward":
-            id_start = definition.structure.id_start
+            id_starts = definition.structure.id_starts
             for block in snapshot.rows(b"", None, False, None, ask.after or None):
-                starts = [id_start(key) for key, _ in block]
+                starts = id_starts([key for key, _ in block])
                 ids = [key[start:] for (key, _), start in zip(block, starts, strict=True)]
                 for at in chosen.among(ids):
                     key, value = block[at]

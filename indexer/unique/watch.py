@@ -58,21 +58,23 @@ class KeyShape:
             by side, only those of one stem.
     """
 
-    __slots__ = ("_structure", "stem", "stored")
+    __slots__ = ("_id_start", "_structure", "stem", "stored")
 
     def __init__(self, structure: Structure) -> None:
         self._structure = structure
+        self._id_start = structure.id_start
         self.stem = structure.stem
         self.stored = structure.key_in_value
 
     def split(self, entry_key: bytes, value: bytes) -> tuple[bytes, bytes]:
         """The canonical key of an entry, and its document's id."""
-        at = self._structure.id_start(entry_key)
+        at = self._id_start(entry_key)
         return self._structure.canonical(entry_key[:at], value), entry_key[at:]
 
     def key_of(self, entry_key: bytes, value: bytes) -> bytes:
         """The canonical key of an entry."""
-        return self.split(entry_key, value)[0]
+        stored = entry_key[: self._id_start(entry_key)]
+        return self._structure.canonical(stored, value) if self.stored else stored
 
     def brought(self, columns: PutsView, rows: Sequence[int]) -> list[bytes]:
         """The canonical keys that some rows of a segment bring."""
@@ -312,9 +314,12 @@ class UniqueWatch:
 
     def _having(self, key: bytes, snapshot: StoreSnapshot) -> Iterator[bytes]:
         """The ids of the documents that have a key."""
+        if not self._shape.stored:
+            for block in snapshot.rows(key, successor(key), limit=self._limits.documents + 1):
+                yield from (entry_key[len(key) :] for entry_key, _ in block)
+            return
         stem, split = self._shape.stem(key), self._shape.split
-        most = None if self._shape.stored else self._limits.documents + 1
-        for block in snapshot.rows(stem, successor(stem), limit=most):
+        for block in snapshot.rows(stem, successor(stem)):
             for entry_key, value in block:
                 one, docid = split(entry_key, value)
                 if one == key:

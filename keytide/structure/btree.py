@@ -44,6 +44,10 @@ class BTree:
     def id_start(self, entry_key: bytes) -> int:
         return skip_key(entry_key, self.parts, self.descending)
 
+    def id_starts(self, entry_keys: Sequence[bytes]) -> list[int]:
+        parts, descending = self.parts, self.descending
+        return [skip_key(key, parts, descending) for key in entry_keys]
+
     def canonical(self, stored: bytes, value: bytes) -> bytes:
         del value
         return stored

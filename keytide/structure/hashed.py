@@ -92,6 +92,10 @@ class Hash:
                 return end
         raise InvariantViolationError("KeyDecodes", f"{entry_key.hex()} has no whole digest and tie")
 
+    def id_starts(self, entry_keys: Sequence[bytes]) -> list[int]:
+        whole, id_start = DIGEST_BYTES + len(NO_TIE), self.id_start
+        return [whole if key[DIGEST_BYTES:whole] == NO_TIE else id_start(key) for key in entry_keys]
+
     def canonical(self, stored: bytes, value: bytes) -> bytes:
         del stored
         return unpack_keyed_value(value)[2]

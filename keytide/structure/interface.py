@@ -134,6 +134,10 @@ class Structure(Protocol):
         """
         ...
 
+    def id_starts(self, entry_keys: Sequence[bytes]) -> list[int]:
+        """The same of many, in one loop."""
+        ...
+
     def canonical(self, stored: bytes, value: bytes) -> bytes:
         """The canonical key of an entry.
 

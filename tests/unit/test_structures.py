@@ -65,6 +65,7 @@ def test_entries_of_a_document_are_apart_and_read_back(name: str) -> None:
         for (canonical, forms, include), (stored, value) in zip(made, entries, strict=True):
             entry_key = stored + id_.encode()
             assert structure.id_start(entry_key) == len(stored)
+            assert structure.id_starts([entry_key, entry_key]) == [len(stored)] * 2
             assert structure.canonical(stored, value) == canonical
             full, rest = structure.in_full(entry_key, value)
             assert (full, unpack_value(rest)) == (canonical + id_.encode(), (forms, include))
@@ -162,6 +163,8 @@ def test_too_many_parts_are_refused(name: str) -> None:
 def test_bytes_that_are_no_entry_key_are_an_error(name: str, broken: bytes) -> None:
     with pytest.raises(InvariantViolationError):
         structure_of(name, 2).id_start(broken)
+    with pytest.raises(InvariantViolationError):
+        structure_of(name, 2).id_starts([broken])
 
 
 @pytest.mark.parametrize("name", NAMES)
