@@ -55,6 +55,10 @@ class BTree:
     def in_full(self, entry_key: bytes, value: bytes) -> tuple[bytes, bytes]:
         return entry_key, value
 
+    def check(self, entry_key: bytes, value: bytes) -> None:
+        self.id_start(entry_key)
+        unpack_value(value)
+
     def without_columns(self, value: bytes) -> bytes:
         return pack_value(unpack_value(value)[0]) if value else value
 

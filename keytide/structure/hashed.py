@@ -25,7 +25,7 @@ from typing import ClassVar, Final, final
 
 import xxhash
 
-from keytide.collation import Span, encode_key, successor
+from keytide.collation import Span, encode_key, skip_key, successor
 from keytide.collation.layout import TAG_NULL, TAG_OBJECT, decode_length, encode_length
 from keytide.errors import CallerError, InvariantViolationError
 from keytide.model.entry import pack_keyed_value, pack_value, unpack_keyed_value
@@ -103,6 +103,13 @@ class Hash:
     def in_full(self, entry_key: bytes, value: bytes) -> tuple[bytes, bytes]:
         forms, include, key = unpack_keyed_value(value)
         return key + entry_key[self.id_start(entry_key) :], pack_value(forms, include)
+
+    def check(self, entry_key: bytes, value: bytes) -> None:
+        self.id_start(entry_key)
+        _, _, key = unpack_keyed_value(value)
+        whole = skip_key(key, self.parts) == len(key)
+        if not whole or not entry_key.startswith(digest_of(key)):
+            raise InvariantViolationError("EntryDecodes", f"{entry_key.hex()} is none of {key[:80].hex()}")
 
     def without_columns(self, value: bytes) -> bytes:
         forms, _, key = unpack_keyed_value(value)

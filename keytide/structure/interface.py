@@ -154,6 +154,14 @@ class Structure(Protocol):
         btree has it, which is how entries are read by values. Raises as `id_start` and `canonical`."""
         ...
 
+    def check(self, entry_key: bytes, value: bytes) -> None:
+        """See that an entry is one of the structure: that both can be read, and say the same.
+
+        Raises:
+            InvariantViolationError: they cannot, or do not.
+        """
+        ...
+
     def without_columns(self, value: bytes) -> bytes:
         """An entry's value without the included columns."""
         ...
