@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from indexer.scan.local.tasks import UNHURRIED, Pace
 from indexer.serve import seeds
-from indexer.unique.watch import KeyShape
+from indexer.unique.shape import KeyShape
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, StoreDamagedError, StoredDocument
 from keytide.definition.index import IndexDefinition
 from keytide.errors import InvariantViolationError, RetryableError
@@ -257,7 +257,8 @@ class _Forward:
             if self._unread and key not in self._of_stem and self._shape.comparable(key):
                 self._read_stem_again()
             if key in self._of_stem and self._shape.comparable(key):
-                self._duplicates.append(DuplicateKey(key, (self._of_stem[key], id_)))
+                told = self._shape.told(key)
+                self._duplicates.append(DuplicateKey(told, (self._of_stem[key], id_)))
             self._of_stem[key] = id_
 
     def _read_stem_again(self) -> None:

@@ -21,6 +21,8 @@ from keytide.model.timestamp import Timestamp
 from keytide.wire import digests
 from keytide.wire.columns import hashes_of
 from keytide.wire.digests import DigestAnswer, DigestAsk, DuplicateKey, RowsAsk, Sums
+from streaming.verify.core.comparing import SourceDocument
+from streaming.verify.core.difference import Entry
 from tests.structure_kit import as_stored, digests_of
 
 BITS = 4
@@ -234,6 +236,23 @@ def test_many_entries_of_one_key_are_read_once_however_many_the_calls(
     assert snapshot.read <= forward + len(answers), "a call reads one row that is not its own at most"
     found = [one for answer in answers for one in answer.duplicates]
     assert len(found) == (0 if hot is None else 269)
+
+
+@pytest.mark.parametrize(("part", "statement"), [("a", PLAIN), ("a", HASHED), ("a" * 40_000, HASHED)])
+def test_a_driver_finds_what_a_slice_tells_of_in_the_source(part: str, statement: str) -> None:
+    snapshot, made = Snapshot(), definition(True, statement)
+    ((stored, value),) = as_stored(made, [(key(part), b"", None)])
+    ((other, another),) = as_stored(made, [(key("other"), b"", None)])
+    for docid in (b"a", b"b"):
+        snapshot.put(docid, [stored], value)
+    _, answers = summed(snapshot, 9, unique=True, statement=statement)
+    (duplicate,) = (one for answer in answers for one in answer.duplicates)
+    entries = (Entry(stored, value, 0), Entry(other, another, 0))
+    source = SourceDocument(entries={"i": entries})
+    assert source.having("i", duplicate.key, made.structure) == list(entries[:1])
+    assert source.having("j", duplicate.key, made.structure) == []
+    if statement == HASHED:
+        assert len(duplicate.key) < 1_000
 
 
 class Looks(NoPace):
