@@ -20,10 +20,12 @@ from __future__ import annotations
 import json
 from typing import Final
 
+from msgspec.structs import replace
+
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.core.instructions import Note
 from keytide.catalog.records import IndexRecord, Violated
-from keytide.collation import decode_key, to_json_value
+from keytide.collation import decode_key, to_json_value, told_key
 from keytide.wire.messages import NodeHeartbeat, SliceStatus, UniqueViolation
 
 EVENTS_PER_INDEX: Final = 100
@@ -96,7 +98,7 @@ class Uniqueness:
         count = sum(max(map(_proven, copies), default=0) for copies in slices)
         if (waits or len(known) < min(count, KEPT_KEYS)) and now - since < COUNT_MS:
             return True, None
-        return False, Violated(max(count, len(known)), not waits, _kept(known))
+        return False, Violated(max(count, len(known)), not waits, _kept(index, known))
 
     def _forget_builds(self) -> None:
         """Builds that are over."""
@@ -186,10 +188,12 @@ def _proven(status: SliceStatus) -> int:
     return status.violations if status.listed < 0 else status.listed
 
 
-def _kept(known: dict[bytes, UniqueViolation]) -> list[UniqueViolation]:
-    """The first of them, no more than a record may have."""
-    kept, size = list[UniqueViolation](), 0
-    for _, one in sorted(known.items())[:KEPT_KEYS]:
+def _kept(index: IndexRecord, known: dict[bytes, UniqueViolation]) -> list[UniqueViolation]:
+    """The first of them, no more than a record may have, whatever nodes tell."""
+    kept, size, structure = list[UniqueViolation](), 0, index.definition.structure
+    by_told = {told_key(key, structure.parts, structure.descending): one for key, one in known.items()}
+    for key, full in sorted(by_told.items())[:KEPT_KEYS]:
+        one = replace(full, key=key)
         size += len(one.key) + sum(len(document.id) for document in one.documents)
         if kept and size > KEPT_BYTES:
             break

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from indexer.hosting.slice_runner import SliceKey
 from keytide.kafka.topics import producer
@@ -109,4 +109,14 @@ class NodeReporter:
             self._producer.produce(self._topic, value=data, key=self._node.encode(), on_delivery=delivered)
         except BufferError:
             log.warning("a report is dropped: Kafka takes none")
+            lost()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.MSG_SIZE_TOO_LARGE:
+                raise
+            log.error(
+                "a report of %d bytes is dropped, for Kafka takes none as large: the node is silent "
+                "for the coordinator while there is no smaller one; give topics.message_max_bytes, and "
+                "message.max.bytes of the brokers, a larger value, or have more nodes, with fewer slices",
+                len(data),
+            )
             lost()

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from indexer.scan.local.tasks import UNHURRIED, Pace
 from indexer.serve import seeds
-from indexer.unique.watch import KeyShape
+from indexer.unique.shape import KeyShape
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, StoreDamagedError, StoredDocument
 from keytide.definition.index import IndexDefinition
 from keytide.errors import InvariantViolationError, RetryableError
@@ -146,7 +146,8 @@ def digest(
         DoubtfulReadError: a row cannot have been written.
     """
     limit = max(1, min(ask.limit, LARGEST_LIMIT))
-    work = _Forward(snapshot, definition, ask) if ask.stage == "forward" else _Back(snapshot, ask)
+    forward = ask.stage == "forward"
+    work = _Forward(snapshot, definition, ask, effort) if forward else _Back(snapshot, ask)
     reached, seen = ask.after, 0
     try:
         for reached, count in work.blocks():
@@ -160,23 +161,35 @@ def digest(
 
 
 class _Forward:
-    """Sums of forward entries."""
+    """Sums of forward entries, and the duplicates among them.
+
+    Where canonical keys are in values, entries of one key may lie among others of its stem, a digest.
+    A page that begins within a stem knows the key of the entry before it, which is that of all the stem, but
+    for collisions: only for these is what the stem has up to there read again.
+    """
 
     @property
     def full(self) -> bool:
         """Whether there is enough for one answer."""
         return len(self._duplicates) >= _DUPLICATES
 
-    def __init__(self, snapshot: ReadableSnapshot, definition: IndexDefinition, ask: DigestAsk) -> None:
+    def __init__(
+        self, snapshot: ReadableSnapshot, definition: IndexDefinition, ask: DigestAsk, effort: Pace
+    ) -> None:
         self._snapshot = snapshot
         self._ask = ask
+        self._effort = effort
         self._shape = KeyShape(definition.structure)
-        self._id_start = definition.structure.id_start
+        self._id_starts = definition.structure.id_starts
         self._unique = definition.unique
         self._floors = {partition: floor for partition, floor in ask.floors.items() if floor > 0}
         self._sums = digests.no_sums(ask.bits)
         self._last: tuple[bytes, bytes] = (b"", b"")
+        self._stem = b""
         self._of_stem: dict[bytes, bytes] = {}
+        """Key -> the last document that has it, of keys with the present stem."""
+        self._unread = b""
+        """Up to which entry that stem was not read; b"" when `_of_stem` has all of it."""
         self._left_out = 0
         self._duplicates: list[DuplicateKey] = []
 
@@ -192,26 +205,23 @@ class _Forward:
     def _go_on_behind(self, after: bytes) -> None:
         """Have what comes behind an entry compared with what came up to it."""
         if not self._shape.stored:
-            at = self._id_start(after)
+            (at,) = self._id_starts([after])
             self._last = after[:at], after[at:]
             return
-        behind = after + b"\x00"
-        for ((_, value),) in self._snapshot.rows(after, behind):
-            stem = self._shape.stem(self._shape.key_of(after, value))
-            for block in self._snapshot.rows(stem, behind):
-                self._count_by_stem([key for key, _ in block], [value for _, value in block])
-        self._duplicates = []  # (they were told)
+        for ((_, value),) in self._snapshot.rows(after, after + b"\x00"):
+            key, id_ = self._shape.split(after, value)
+            self._stem, self._of_stem, self._unread = self._shape.stem(key), {key: id_}, after
 
     def _add(self, keys: list[bytes], values: list[bytes]) -> None:
         sums = self._sums
-        starts = list(map(self._id_start, keys))
+        starts = self._id_starts(keys)
         ids = [key[start:] for key, start in zip(keys, starts, strict=True)]
         buckets = digests.buckets_of(hashes_of(ids, len(ids)), self._ask.bits)
         plain, full = digests.entry_hashes(keys, values)
         digests.add(sums, digests.FORWARD, buckets, plain)
         if self._unique:
             if self._shape.stored:
-                self._count_by_stem(keys, values)
+                self._find_by_stem(keys, values)
             else:
                 self._find_duplicates([key[:start] for key, start in zip(keys, starts, strict=True)], ids)
         if self._floors:
@@ -238,17 +248,26 @@ class _Forward:
                 self._duplicates.append(DuplicateKey(one[0], (one[1], other[1])))
         self._last = keys[-1], ids[-1]
 
-    def _count_by_stem(self, keys: list[bytes], values: list[bytes]) -> None:
-        """The same where entries of one key lie among those of others of its stem. `_last` begins with it."""
+    def _find_by_stem(self, keys: list[bytes], values: list[bytes]) -> None:
+        """The same where entries of one key lie among those of others of its stem."""
         for entry_key, value in zip(keys, values, strict=True):
             key, id_ = self._shape.split(entry_key, value)
-            stem = self._shape.stem(key)
-            if stem != self._last[0]:
-                self._of_stem.clear()
+            if not self._of_stem or not entry_key.startswith(self._stem):
+                self._stem, self._of_stem, self._unread = self._shape.stem(key), {}, b""
+            if self._unread and key not in self._of_stem and self._shape.comparable(key):
+                self._read_stem_again()
             if key in self._of_stem and self._shape.comparable(key):
-                self._duplicates.append(DuplicateKey(key, (self._of_stem[key], id_)))
+                told = self._shape.told(key)
+                self._duplicates.append(DuplicateKey(told, (self._of_stem[key], id_)))
             self._of_stem[key] = id_
-            self._last = stem, id_
+
+    def _read_stem_again(self) -> None:
+        """Take in what the present stem has up to where this page began."""
+        before: dict[bytes, bytes] = {}
+        for block in self._snapshot.rows(self._stem, self._unread + b"\x00"):
+            before.update(self._shape.split(*entry) for entry in block)
+            self._effort.look()
+        self._of_stem, self._unread = before | self._of_stem, b""
 
     def result(self, more: bool, reached: bytes, seen: int) -> DigestAnswer:
         sums = self._sums.astype("<u8").tobytes()
@@ -321,9 +340,9 @@ def rows(snapshot: ReadableSnapshot, definition: IndexDefinition, ask: RowsAsk, 
     back: list[BackRow] = []
     try:
         if ask.stage == "forward":
-            id_start = definition.structure.id_start
+            id_starts = definition.structure.id_starts
             for block in snapshot.rows(b"", None, False, None, ask.after or None):
-                starts = [id_start(key) for key, _ in block]
+                starts = id_starts([key for key, _ in block])
                 ids = [key[start:] for (key, _), start in zip(block, starts, strict=True)]
                 for at in chosen.among(ids):
                     key, value = block[at]

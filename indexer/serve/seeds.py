@@ -25,7 +25,7 @@ def entries(
         DoubtfulReadError: a row cannot have been written.
     """
     limit = max(1, min(ask.limit, MOST_ENTRIES))
-    id_start = definition.structure.id_start
+    id_starts = definition.structure.id_starts
     ids: list[bytes] = []
     keys: list[bytes] = []
     values: list[bytes] = []
@@ -34,7 +34,7 @@ def entries(
     try:
         for whole in snapshot.rows(b"", None, False, None, ask.after or None):
             block = _first(whole, ask.bytes_limit - size)
-            starts = [id_start(key) for key, _ in block]
+            starts = id_starts([key for key, _ in block])
             found = [key[start:] for (key, _), start in zip(block, starts, strict=True)]
             for held in snapshot.documents(found):
                 if held is None:

@@ -18,7 +18,8 @@ reports come a moment later, never wrongly. So no crash, fold or step back can l
 
 Keys with NULL or MISSING in a part are equal to none, as in PostgreSQL; they never come here.
 
-Bounds: so many keys are listed, with so many documents each. Those beyond are counted only.
+Bounds: so many keys are listed, with so many documents each. Those beyond are counted only. A key here is
+what is told of it (`keytide.collation.told_key`), which has a limit in bytes.
 """
 
 from __future__ import annotations
@@ -102,11 +103,13 @@ class _Suspect:
         documents: by id; those that are listed.
         since: id -> number from which on it holds the key, `_NEW` for the next one.
         more: there are further ones.
+        stem: what its entry keys begin with.
     """
 
-    __slots__ = ("documents", "more", "since")
+    __slots__ = ("documents", "more", "since", "stem")
 
-    def __init__(self) -> None:
+    def __init__(self, stem: bytes) -> None:
+        self.stem = stem
         self.documents: dict[bytes, DuplicateDocument] = {}
         self.since: dict[bytes, int] = {}
         self.more = False
@@ -163,6 +166,10 @@ class Suspects:
         """How many keys are listed as violations."""
         return len(self._violations)
 
+    def stem(self, key: bytes) -> bytes:
+        """What the entry keys of a listed key begin with."""
+        return self._keys[key].stem
+
     def keys_of(self, docid: bytes) -> Iterable[bytes]:
         """The listed keys that a document has."""
         return self._of.get(docid, ())
@@ -174,6 +181,7 @@ class Suspects:
         kept: Mapping[bytes, frozenset[bytes]],
         gaps: Mapping[int, int],
         more: bool = False,
+        stem: bytes = b"",
     ) -> None:
         """Who has a key at the present commit.
 
@@ -183,6 +191,7 @@ class Suspects:
                 heard of. A version without them ends what the document holds.
             gaps: partition -> where the last offsets end that brought no record.
             more: there are further documents.
+            stem: of the key.
         """
         if len(documents) < 2:
             self._drop(key)
@@ -192,7 +201,7 @@ class Suspects:
             if not self.room:
                 self.full = self.overflowed = True
                 return
-            known = self._keys[key] = _Suspect()
+            known = self._keys[key] = _Suspect(stem)
         before, since = known.documents, known.since
         known.documents, known.since, known.more = {}, {}, more
         for one in documents:
@@ -239,7 +248,7 @@ class Suspects:
         """The next few of the violations, cut to so many documents; in time all come.
 
         Args:
-            size: of all keys together, in bytes; one key is told in any case.
+            size: of all keys together, in bytes; one key is told in any case (of LONGEST_TOLD at most).
         """
         listing = self.listing()
         at = bisect_right(listing, self._told)

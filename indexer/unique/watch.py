@@ -12,6 +12,9 @@ does not matter how long it takes. What was changed behind its back was brought 
 While more keys have several documents than are listed, the sweep is repeated from time to time: it counts
 them, and fills places that have become free.
 
+Keys may be of any size (`keytide.structure.hashed`), so what is kept of them is how they are told
+(`KeyShape.told`), and the stem by which their entries are found.
+
 Used by the ingest thread; `shown` may be read by any.
 """
 
@@ -20,19 +23,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from indexer.store.interface import UNNUMBERED, Applied, Row, StoreSnapshot
+from indexer.unique.shape import KeyShape
 from indexer.unique.suspects import SettledNumbers, Suspects, UniqueLimits
-from keytide.collation import decode_key, successor
-from keytide.collation.layout import Missing
+from keytide.collation import successor
 from keytide.definition.index import IndexDefinition
-from keytide.structure import Structure
-from keytide.wire.columns import PutsView, heard_hashes, heard_ids, heard_offsets, puts_columns
+from keytide.wire.columns import heard_hashes, heard_ids, heard_offsets, puts_columns
 from keytide.wire.messages import DuplicateDocument, Segment, StabilityTimestamp, UniqueViolation
 
 SWEEP_ROWS: Final = 8_192
@@ -43,49 +45,20 @@ TOLD_KEYS: Final = 8
 """Violations in one heartbeat, and documents of each."""
 TOLD_DOCUMENTS: Final = 10
 TOLD_BYTES: Final = 4_096
-"""Of the keys in one heartbeat, beyond the first: they may be 16 KiB long, and the heartbeat of a node, with
-all its slices, is one message."""
+"""Of the keys in one heartbeat, beyond the first: they may be told in 16 KiB (`LONGEST_TOLD`), and the
+heartbeat of a node, with all its slices, is one message."""
 
 
-class KeyShape:
-    """How the keys of an index are read.
-
-    Args:
-        structure: of the index.
+class Found(NamedTuple):
+    """A key that several documents have.
 
     Attributes:
-        stored: canonical keys are in values (`Structure.key_in_value`): entries of one key need not be side
-            by side, only those of one stem.
+        told: `KeyShape.told`.
+        stem: what its entry keys begin with.
     """
 
-    __slots__ = ("_structure", "stem", "stored")
-
-    def __init__(self, structure: Structure) -> None:
-        self._structure = structure
-        self.stem = structure.stem
-        self.stored = structure.key_in_value
-
-    def split(self, entry_key: bytes, value: bytes) -> tuple[bytes, bytes]:
-        """The canonical key of an entry, and its document's id."""
-        at = self._structure.id_start(entry_key)
-        return self._structure.canonical(entry_key[:at], value), entry_key[at:]
-
-    def key_of(self, entry_key: bytes, value: bytes) -> bytes:
-        """The canonical key of an entry."""
-        return self.split(entry_key, value)[0]
-
-    def brought(self, columns: PutsView, rows: Sequence[int]) -> list[bytes]:
-        """The canonical keys that some rows of a segment bring."""
-        keys = columns.keys
-        if not self.stored:
-            return [keys[row] for row in rows]
-        values = columns.values or [b""] * len(keys)
-        return [self._structure.canonical(keys[row], values[row]) for row in rows]
-
-    def comparable(self, key: bytes) -> bool:
-        """Whether a key can be equal to another: no part is NULL or MISSING, which equal nothing in SQL."""
-        values, _ = decode_key(key, self._structure.parts, self._structure.descending)
-        return not any(value is None or isinstance(value, Missing) for value in values)
+    told: bytes
+    stem: bytes
 
 
 class Sweep:
@@ -104,13 +77,13 @@ class Sweep:
         self._repeated = False
         self._of_stem: Counter[bytes] = Counter()
 
-    def step(self, rows: int) -> list[bytes]:
+    def step(self, rows: int) -> list[Found]:
         """Look at about so many more keys; those that several documents have.
 
         Raises:
             StoreDamagedError: the slice is damaged.
         """
-        found: list[bytes] = []
+        found: list[Found] = []
         while rows > 0:
             block = next(self._blocks, None)
             if block is None:
@@ -129,19 +102,19 @@ class Sweep:
         self._blocks = iter(())
         self._snapshot.close()
 
-    def _look(self, block: list[Row], found: list[bytes]) -> None:
+    def _look(self, block: list[Row], found: list[Found]) -> None:
         key, key_of, repeated = self._key, self._shape.key_of, self._repeated
         for entry_key, value in block:
             if key and entry_key.startswith(key):
                 if not repeated:
                     repeated = True
                     if self._shape.comparable(key):
-                        found.append(key)
+                        found.append(Found(key, key))
             else:
                 key, repeated = key_of(entry_key, value), False
         self._key, self._repeated = key, repeated
 
-    def _look_by_stem(self, block: list[Row], found: list[bytes]) -> None:
+    def _look_by_stem(self, block: list[Row], found: list[Found]) -> None:
         """The same where several keys may share a stem, which `_key` is: how often each came is counted."""
         for entry_key, value in block:
             if not self._key or not entry_key.startswith(self._key):
@@ -150,7 +123,7 @@ class Sweep:
             self._key = self._shape.stem(key)
             self._of_stem[key] += 1
             if self._of_stem[key] == 2 and self._shape.comparable(key):
-                found.append(key)
+                found.append(Found(self._shape.told(key), self._key))
 
 
 class UniqueWatch:
@@ -174,7 +147,8 @@ class UniqueWatch:
         self._settled = SettledNumbers(term)
         self._suspects = Suspects(limits)
         self._sweep: Sweep | None = None
-        self._found: list[bytes] = []
+        self._found: dict[bytes, bytes] = {}
+        """Told key -> stem, of those that a sweep has met."""
         self._missed = 0
         self._swept_at = UNNUMBERED
         self._again_at = 0
@@ -196,7 +170,7 @@ class UniqueWatch:
             self._sweep.close()
         self._sweep = None
         self._suspects = Suspects(self._limits)
-        self._found, self._missed = [], 0
+        self._found, self._missed = {}, 0
         self._swept_at = self.judged = UNNUMBERED
         self._listing, self.shown = [], ()
         self._hashes = np.empty(0, np.uint64)
@@ -216,13 +190,14 @@ class UniqueWatch:
                 self._gaps[segment.partition] = gap
         brought = self._brought(segments)
         touched, kept = self._heard_again(segments) if len(self._suspects) else (set(), {})
-        found, self._found = self._found, []
+        looked, self._found = self._found, {}
         again = touched.union(key for key in brought if key in self._suspects)
-        others = [key for key in sorted(brought) if key not in again]
-        new = [key for key in self._shared(snapshot, others) if self._shape.comparable(key)]
-        looked = again.union(new, found)
-        for key in looked:
-            self._look_at(key, snapshot, kept)
+        others = [key for told, key in sorted(brought.items()) if told not in again]
+        new = (key for key in self._shared(snapshot, others) if self._shape.comparable(key))
+        looked |= {self._shape.told(key): self._shape.stem(key) for key in new}
+        looked |= {key: self._suspects.stem(key) for key in again}
+        for key, stem in looked.items():
+            self._look_at(key, stem, snapshot, kept)
         if applied.number != UNNUMBERED:
             self._numbered(applied)
         self._note_documents()
@@ -242,11 +217,11 @@ class UniqueWatch:
         sweep = self._sweep
         if sweep is None:
             return False
-        for key in sweep.step(SWEEP_ROWS):
+        for key, stem in sweep.step(SWEEP_ROWS):
             if key in self._suspects:
                 continue
             if len(self._found) < self._suspects.room:
-                self._found.append(key)
+                self._found[key] = stem
             else:
                 self._missed += 1
         if sweep.done:
@@ -299,25 +274,30 @@ class UniqueWatch:
         known = self._swept_at != UNNUMBERED and settled >= self._swept_at and not self._suspects.full
         self.judged = settled if known else UNNUMBERED
 
-    def _look_at(self, key: bytes, snapshot: StoreSnapshot, kept: dict[bytes, frozenset[bytes]]) -> None:
-        """Who has a key now."""
+    def _look_at(
+        self, key: bytes, stem: bytes, snapshot: StoreSnapshot, kept: dict[bytes, frozenset[bytes]]
+    ) -> None:
+        """Who has a key now, which is told so and has this stem."""
         limit = self._limits.documents
-        ids = list(islice(self._having(key, snapshot), limit + 1))
+        ids = list(islice(self._having(key, stem, snapshot), limit + 1))
         documents: list[DuplicateDocument] = []
         for docid in ids[:limit]:
             held = snapshot.backs((docid,)).get(docid)
             if held is not None:
                 documents.append(DuplicateDocument(docid, held.partition, held.offset, held.time))
-        self._suspects.put(key, documents, kept, self._gaps, more=len(ids) > limit)
+        self._suspects.put(key, documents, kept, self._gaps, more=len(ids) > limit, stem=stem)
 
-    def _having(self, key: bytes, snapshot: StoreSnapshot) -> Iterator[bytes]:
+    def _having(self, key: bytes, stem: bytes, snapshot: StoreSnapshot) -> Iterator[bytes]:
         """The ids of the documents that have a key."""
-        stem, split = self._shape.stem(key), self._shape.split
-        most = None if self._shape.stored else self._limits.documents + 1
-        for block in snapshot.rows(stem, successor(stem), limit=most):
+        if not self._shape.stored:
+            for block in snapshot.rows(key, successor(key), limit=self._limits.documents + 1):
+                yield from (entry_key[len(key) :] for entry_key, _ in block)
+            return
+        told, split = self._shape.told, self._shape.split
+        for block in snapshot.rows(stem, successor(stem)):
             for entry_key, value in block:
                 one, docid = split(entry_key, value)
-                if one == key:
+                if told(one) == key:
                     yield docid
 
     def _shared(self, snapshot: StoreSnapshot, keys: Sequence[bytes]) -> list[bytes]:
@@ -329,17 +309,21 @@ class UniqueWatch:
             by_stem.setdefault(self._shape.stem(key), []).append(key)
         return [key for stem in snapshot.shared(sorted(by_stem)) for key in by_stem[stem]]
 
-    def _brought(self, segments: Iterable[Segment]) -> set[bytes]:
-        """Canonical keys that segments bring."""
-        keys: set[bytes] = set()
+    def _brought(self, segments: Iterable[Segment]) -> dict[bytes, bytes]:
+        """How keys are told that segments bring -> the canonical keys."""
+        brought: dict[bytes, bytes] = {}
         for segment in segments:
             if segment.puts is not None:
                 columns = puts_columns(segment.puts)
-                keys.update(self._shape.brought(columns, range(len(columns.keys))))
-        return keys
+                keys = self._shape.brought(columns, range(len(columns.keys)))
+                brought.update(
+                    zip(map(self._shape.told, keys) if self._shape.stored else keys, keys, strict=True)
+                )
+        return brought
 
     def _heard_again(self, segments: Sequence[Segment]) -> tuple[set[bytes], dict[bytes, frozenset[bytes]]]:
-        """Keys whose listed documents were heard of, and id -> keys that all their versions bring."""
+        """Keys whose listed documents were heard of, and id -> keys that all their versions bring, as they
+        are told."""
         touched: set[bytes] = set()
         kept: dict[bytes, frozenset[bytes]] = {}
         for segment in segments:
@@ -356,14 +340,14 @@ class UniqueWatch:
         return touched, kept
 
     def _keys_at(self, segment: Segment, ordinals: npt.NDArray[np.int64]) -> dict[int, list[bytes]]:
-        """The keys that some versions of a segment bring, by ordinal."""
+        """The keys that some versions of a segment bring, as they are told, by ordinal."""
         if segment.puts is None:
             return {}
         found: dict[int, list[bytes]] = {}
         columns = puts_columns(segment.puts)
         rows = np.flatnonzero(np.isin(columns.ordinals, ordinals)).tolist()
         for row, key in zip(rows, self._shape.brought(columns, rows), strict=True):
-            found.setdefault(int(columns.ordinals[row]), []).append(key)
+            found.setdefault(int(columns.ordinals[row]), []).append(self._shape.told(key))
         return found
 
     def _note_documents(self) -> None:

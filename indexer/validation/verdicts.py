@@ -62,11 +62,13 @@ class Judge:
 
     def ids(self, entries: Sequence[Entry]) -> list[bytes]:
         """The document id of each entry."""
-        id_start = self._structure.id_start
-        return [key[id_start(key) :] for key, _ in entries]
+        keys = [key for key, _ in entries]
+        return [key[start:] for key, start in zip(keys, self._structure.id_starts(keys), strict=True)]
 
     def in_full(self, entries: Sequence[Entry]) -> list[Entry]:
         """The entries with their canonical keys."""
+        if not self._structure.key_in_value:
+            return list(entries)
         return list(itertools.starmap(self._structure.in_full, entries))
 
     def verdicts(

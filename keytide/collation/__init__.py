@@ -44,8 +44,10 @@ from keytide.collation.layout import (
     to_json_value,
 )
 from keytide.collation.spans import Span, equals_span, merge_spans, prefix_span, span, successor
+from keytide.collation.told import LONGEST_TOLD, told_key
 
 __all__ = [
+    "LONGEST_TOLD",
     "MAX_DEPTH",
     "MISSING",
     "Json",
@@ -64,4 +66,5 @@ __all__ = [
     "span",
     "successor",
     "to_json_value",
+    "told_key",
 ]

@@ -38,7 +38,7 @@ DIGEST_BYTES: Final = 16
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[bytes, bytes | None]).decode
 _decode_keyed = msgspec.msgpack.Decoder(tuple[bytes, bytes | None, bytes]).decode
-_KEYED: Final = 0x93
+_KEYED: Final = b"\x93"
 """How an array of three begins in msgpack."""
 
 
@@ -85,16 +85,21 @@ def unpack_keyed_value(value: bytes) -> tuple[bytes, bytes | None, bytes]:
         raise _undecodable(error, value) from error
 
 
-def check_value(value: bytes) -> None:
-    """See that a value can be read, of whatever structure.
+def check_value(value: bytes) -> bool:
+    """See that a value can be read, of whatever structure (which can tell more: `Structure.check`).
+
+    Returns:
+        Whether it holds the canonical key, as all values of an index do or none.
 
     Raises:
         InvariantViolationError: it was made by neither `pack_value` nor `pack_keyed_value`.
     """
-    if value[:1] == bytes((_KEYED,)):
+    keyed = value[:1] == _KEYED
+    if keyed:
         unpack_keyed_value(value)
     else:
         unpack_value(value)
+    return keyed
 
 
 def _undecodable(error: Exception, value: bytes) -> InvariantViolationError:

@@ -8,7 +8,8 @@ commit per timestamp, snapshots, folds, copies, rollback, digests) holds of ever
 
 * which stored key a document's key gets, and what goes into the value for it (`Structure.stored`, and
   `Structure.key_in_value`, by which the projector's generated functions go);
-* how an entry is read: where its id begins, and its canonical key (`id_start`, `canonical`, `in_full`);
+* how an entry is read: where its id begins, and its canonical key (`id_start`, `id_starts`, `canonical`,
+  `in_full`), and whether it is one (`check`);
 * which stretches of entry keys answer a condition, and which canonical keys are meant in them (`selected`,
   `boxed`): the exact filter afterwards;
 * whether entries come in the order of keys (`ordered`), and so ranges, ORDER BY and pages of groups;

@@ -44,12 +44,20 @@ class BTree:
     def id_start(self, entry_key: bytes) -> int:
         return skip_key(entry_key, self.parts, self.descending)
 
+    def id_starts(self, entry_keys: Sequence[bytes]) -> list[int]:
+        parts, descending = self.parts, self.descending
+        return [skip_key(key, parts, descending) for key in entry_keys]
+
     def canonical(self, stored: bytes, value: bytes) -> bytes:
         del value
         return stored
 
     def in_full(self, entry_key: bytes, value: bytes) -> tuple[bytes, bytes]:
         return entry_key, value
+
+    def check(self, entry_key: bytes, value: bytes) -> None:
+        self.id_start(entry_key)
+        unpack_value(value)
 
     def without_columns(self, value: bytes) -> bytes:
         return pack_value(unpack_value(value)[0]) if value else value

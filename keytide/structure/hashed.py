@@ -25,7 +25,7 @@ from typing import ClassVar, Final, final
 
 import xxhash
 
-from keytide.collation import Span, encode_key, successor
+from keytide.collation import Span, encode_key, skip_key, successor
 from keytide.collation.layout import TAG_NULL, TAG_OBJECT, decode_length, encode_length
 from keytide.errors import CallerError, InvariantViolationError
 from keytide.model.entry import pack_keyed_value, pack_value, unpack_keyed_value
@@ -99,6 +99,10 @@ class Hash:
                 return end
         raise InvariantViolationError("KeyDecodes", f"{entry_key.hex()} has no whole digest and tie")
 
+    def id_starts(self, entry_keys: Sequence[bytes]) -> list[int]:
+        whole, id_start = DIGEST_BYTES + len(NO_TIE), self.id_start
+        return [whole if key[DIGEST_BYTES:whole] == NO_TIE else id_start(key) for key in entry_keys]
+
     def canonical(self, stored: bytes, value: bytes) -> bytes:
         del stored
         return unpack_keyed_value(value)[2]
@@ -106,6 +110,13 @@ class Hash:
     def in_full(self, entry_key: bytes, value: bytes) -> tuple[bytes, bytes]:
         forms, include, key = unpack_keyed_value(value)
         return key + entry_key[self.id_start(entry_key) :], pack_value(forms, include)
+
+    def check(self, entry_key: bytes, value: bytes) -> None:
+        self.id_start(entry_key)
+        _, _, key = unpack_keyed_value(value)
+        whole = skip_key(key, self.parts) == len(key)
+        if not whole or not entry_key.startswith(digest_of(key)):
+            raise InvariantViolationError("EntryDecodes", f"{entry_key.hex()} is none of {key[:80].hex()}")
 
     def without_columns(self, value: bytes) -> bytes:
         forms, _, key = unpack_keyed_value(value)

@@ -138,6 +138,10 @@ class Structure(Protocol):
         """
         ...
 
+    def id_starts(self, entry_keys: Sequence[bytes]) -> list[int]:
+        """The same of many, in one loop."""
+        ...
+
     def canonical(self, stored: bytes, value: bytes) -> bytes:
         """The canonical key of an entry.
 
@@ -152,6 +156,14 @@ class Structure(Protocol):
     def in_full(self, entry_key: bytes, value: bytes) -> tuple[bytes, bytes]:
         """An entry with its canonical key in front of the id, and nothing of the key in the value: as a
         btree has it, which is how entries are read by values. Raises as `id_start` and `canonical`."""
+        ...
+
+    def check(self, entry_key: bytes, value: bytes) -> None:
+        """See that an entry is one of the structure: that both can be read, and say the same.
+
+        Raises:
+            InvariantViolationError: they cannot, or do not.
+        """
         ...
 
     def without_columns(self, value: bytes) -> bytes:

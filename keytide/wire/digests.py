@@ -192,6 +192,7 @@ class DuplicateKey(msgspec.Struct, frozen=True, array_like=True):
     """Two documents, one after the other in key order, that have one key in a UNIQUE index."""
 
     key: bytes
+    """As `keytide.collation.told_key` has it."""
     ids: tuple[bytes, bytes]
 
 

@@ -454,7 +454,7 @@ class UniqueViolation(msgspec.Struct, frozen=True, array_like=True):
     """A violation of a UNIQUE index: a key that several documents have at one stability timestamp (R35)."""
 
     key: bytes
-    """Canonical."""
+    """Canonical, or what stands for a long one (`keytide.collation.told_key`)."""
     number: int
     """The snapshot from which on two of them are known to have it."""
     documents: list[DuplicateDocument]

@@ -323,9 +323,14 @@ class DocumentComparison:
         ids = {docid for some in self._shared.values() for docid in some}
         truths = self.source_documents(pin, {}, {"": ids})
         compacted = self.evidence().compacted
+        structures = {one.id: one.definition.structure for one in self.context.indexes}
         left: dict[tuple[str, bytes], set[bytes]] = {}
         for (index, key), some in sorted(self._shared.items()):
-            owners = [docid for docid in sorted(some) if _has_key(truths.get(docid), index, key)]
+            having = {
+                docid: truths.get(docid, NOTHING).having(index, key, structures[index])
+                for docid in sorted(some)
+            }
+            owners = [docid for docid, entries in having.items() if entries]
             if len(owners) < 2:
                 continue
             settled = [docid for docid in owners if not truths[docid].later]
@@ -335,8 +340,7 @@ class DocumentComparison:
                 self._sharers[index, key] = seen
                 left[index, key] = some
                 continue
-            truth = truths[settled[0]]
-            entries = tuple(entry for entry in truth.entries[index] if entry.key == key)
+            truth, entries = truths[settled[0]], tuple(having[settled[0]])
             reason = f"{len(settled)} documents have this key"
             self._add(
                 Difference(
@@ -394,7 +398,3 @@ def _content(held: IndexedDocument | None) -> object:
         return None
     version = held.version
     return held.entries, held.keys, (version.partition, version.offset) if version is not None else None
-
-
-def _has_key(truth: SourceDocument | None, index: str, key: bytes) -> bool:
-    return truth is not None and any(entry.key == key for entry in truth.entries.get(index, ()))

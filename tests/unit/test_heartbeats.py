@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 from msgspec.structs import replace
 
 from coordinator.core.events import Reported
@@ -322,7 +322,9 @@ def test_the_dictionary_tells_what_the_leader_speaks() -> None:
     assert catalog.leader_protocol == SPOKEN
 
 
-def test_a_node_says_all_again_when_kafka_did_not_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_says_all_again_when_kafka_did_not_take_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     values: list[bytes] = []
     outcome: list[Any] = []
 
@@ -331,6 +333,8 @@ def test_a_node_says_all_again_when_kafka_did_not_take_it(monkeypatch: pytest.Mo
             what = outcome.pop(0) if outcome else None
             if what is BufferError:
                 raise BufferError
+            if isinstance(what, KafkaException):
+                raise what
             values.append(value)
             on_delivery(what, None)
 
@@ -347,6 +351,13 @@ def test_a_node_says_all_again_when_kafka_did_not_take_it(monkeypatch: pytest.Mo
     assert [say(), say()] == [NodeHeartbeat, HeartbeatChanges]
     say(BufferError)
     assert [say(), say()] == [NodeHeartbeat, HeartbeatChanges]
+    with caplog.at_level("ERROR"):
+        say(KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)))
+    assert "topics.message_max_bytes" in caplog.text
+    assert [say(), say()] == [NodeHeartbeat, HeartbeatChanges]
+    with pytest.raises(KafkaException):
+        say(KafkaException(KafkaError(KafkaError._FATAL)))
+    assert say() is HeartbeatChanges
     reporter.acknowledge("people", 0, 7, ("i-1", 0))
     outcome[:] = [KafkaError(KafkaError._MSG_TIMED_OUT)]
     reporter.flush_acks()

@@ -29,8 +29,9 @@ from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import UNNUMBERED, Applied, ApplyResult, SliceStore, StoreDamagedError
 from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.unique import watch as unique_watch
+from indexer.unique.shape import KeyShape
 from indexer.unique.suspects import UniqueLimits
-from indexer.unique.watch import KeyShape, UniqueWatch
+from indexer.unique.watch import UniqueWatch
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.copies import CopyRecord
 from keytide.catalog.history import History

@@ -18,8 +18,9 @@ import pytest
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.formats.checksums import CHECKSUMS_FILE, Checksums, compare
 from indexer.store.formats.pages import Meta, PageFile
+from indexer.store.formats.records import PUT
 from indexer.store.interface import Row, SkipLine, StoreDamagedError, StoredDocument
-from keytide.model.entry import pack_value
+from keytide.model.entry import pack_keyed_value, pack_value
 from keytide.wire.messages import Skip
 from tests.store_kit import SMALL, Version, key, lmdb_store, rows_of, segment, segments, state
 
@@ -502,6 +503,20 @@ def test_counts_that_are_wrong_are_found_when_there_are_no_checksums(
         lmdb_store(tmp_path / "slice", folds, SETTINGS)
     (tmp_path / "slice" / CHECKSUMS_FILE).unlink()
     with pytest.raises(StoreDamagedError):
+        lmdb_store(tmp_path / "slice", folds, SETTINGS)
+
+
+def test_an_entry_of_another_structure_is_found_when_there_are_no_checksums(
+    tmp_path: Path, folds: FoldWorker, sample: Sample
+) -> None:
+    shutil.copytree(sample.folder, tmp_path / "slice")
+    with lmdb.open(str(tmp_path / "slice" / "base"), map_size=8 << 20, max_dbs=5) as environment:
+        table = environment.open_db(b"forward")
+        with environment.begin(write=True, db=table) as transaction:
+            entry_key, _ = next(iter(transaction.cursor()))
+            transaction.put(entry_key, PUT + pack_keyed_value(b"", None, entry_key))
+    (tmp_path / "slice" / CHECKSUMS_FILE).unlink()
+    with pytest.raises(StoreDamagedError, match="none of this index"):
         lmdb_store(tmp_path / "slice", folds, SETTINGS)
 
 

@@ -11,13 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indexer.scan.local.cursor import flaw
+from indexer.scan.peer.messages import ReadSpan
+from indexer.scan.plan.selection import Shape
 from keytide.collation import encode_key, key_forms
 from keytide.definition.errors import InvalidStatementError
 from keytide.definition.index import IndexDefinition
 from keytide.definition.normal import normal_statement
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.errors import CallerError, InvariantViolationError
-from keytide.model.entry import MAX_KEY_BYTES, check_value, unpack_value
+from keytide.model.entry import MAX_KEY_BYTES, check_value, pack_keyed_value, pack_value, unpack_value
 from keytide.query.plan.intervals import Interval
 from keytide.structure import STRUCTURES, NotOrderedError, Structure, WantedKeys, structure_of
 from projector.core.projection import KeyspacePlan, SourceBatch, project
@@ -65,10 +68,12 @@ def test_entries_of_a_document_are_apart_and_read_back(name: str) -> None:
         for (canonical, forms, include), (stored, value) in zip(made, entries, strict=True):
             entry_key = stored + id_.encode()
             assert structure.id_start(entry_key) == len(stored)
+            assert structure.id_starts([entry_key, entry_key]) == [len(stored)] * 2
             assert structure.canonical(stored, value) == canonical
             full, rest = structure.in_full(entry_key, value)
             assert (full, unpack_value(rest)) == (canonical + id_.encode(), (forms, include))
-            check_value(value)
+            assert check_value(value) == structure.key_in_value
+            structure.check(entry_key, value)
             bare = structure.without_columns(value)
             assert structure.in_full(entry_key, bare)[0] == full
             assert unpack_value(structure.in_full(entry_key, bare)[1]) == (forms, None)
@@ -162,6 +167,42 @@ def test_too_many_parts_are_refused(name: str) -> None:
 def test_bytes_that_are_no_entry_key_are_an_error(name: str, broken: bytes) -> None:
     with pytest.raises(InvariantViolationError):
         structure_of(name, 2).id_start(broken)
+    with pytest.raises(InvariantViolationError):
+        structure_of(name, 2).id_starts([broken])
+
+
+def test_entries_that_are_none_of_their_structure_are_an_error() -> None:
+    one, other = encode_key(["a", 1]), encode_key(["b", 1])
+    for name in NAMES:
+        structure = structure_of(name, 2)
+        (stored,) = structure.stored([one])
+        right, wrong = pack_keyed_value(b"", None, one), pack_value(b"", b"{}")
+        if name == "btree":
+            right, wrong = wrong, right
+        structure.check(stored + b"d", right)
+        for value in (wrong, right + b"\0", *((b"",) if structure.key_in_value else ())):
+            with pytest.raises(InvariantViolationError):
+                structure.check(stored + b"d", value)
+        with pytest.raises(InvariantViolationError):
+            structure.check(stored[:9], right)
+    (stored,) = structure_of("hash", 2).stored([one])
+    for key in (other, one[:-1], one + b"\0"):
+        with pytest.raises(InvariantViolationError):
+            structure_of("hash", 2).check(stored + b"d", pack_keyed_value(b"", None, key))
+
+
+def test_what_a_slice_gave_is_seen_to_be_of_its_structure() -> None:
+    one, other = encode_key(["a", 1]), encode_key(["b", 1])
+    span = ReadSpan("i", [0], [(b"", None)], [b""], False)
+    for name in NAMES:
+        definition = index(name)
+        shape = Shape.of(definition)
+        ((stored, value),) = as_stored(definition, [(one, b"", b"{}")])
+        ((_, another),) = as_stored(definition, [(other, b"", b"{}")])
+        keyed = pack_keyed_value(b"", b"{}", one)
+        assert flaw([(stored + b"d", value)], span, b"", shape) == ""
+        for wrong in (another, b"") if definition.structure.key_in_value else (keyed,):
+            assert "cannot be read" in flaw([(stored + b"d", wrong)], span, b"", shape)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,11 +8,13 @@ import pytest
 
 from indexer.store.interface import UNNUMBERED, Applied
 from indexer.unique import watch as unique_watch
+from indexer.unique.shape import KeyShape
 from indexer.unique.suspects import POINTS_KEPT, SettledNumbers, Suspects, UniqueLimits
-from indexer.unique.watch import SWEEP_AGAIN_MS, TOLD_KEYS, KeyShape, UniqueWatch, _gap
-from keytide.collation import MISSING, encode_key
+from indexer.unique.watch import SWEEP_AGAIN_MS, TOLD_BYTES, TOLD_KEYS, UniqueWatch, _gap
+from keytide.collation import LONGEST_TOLD, MISSING, Json, Value, encode_key, told_key
+from keytide.model.entry import pack_keyed_value
 from keytide.model.timestamp import Timestamp
-from keytide.structure import structure_of
+from keytide.structure import StructureName, structure_of
 from keytide.wire.messages import DuplicateDocument, StabilityTimestamp
 from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import Version, segment
@@ -27,9 +29,10 @@ def stamp(settled: int, term: int = 1, incarnation: int = 0) -> StabilityTimesta
 class Slice:
     """A slice of a UNIQUE index on one part. Documents d0, d2, ... lie in partition 0, the others in 1."""
 
-    def __init__(self, limits: UniqueLimits = UniqueLimits()) -> None:
+    def __init__(self, limits: UniqueLimits = UniqueLimits(), using: StructureName = "btree") -> None:
         self.store = MemorySliceStore(Applied())
-        self.watch = UniqueWatch(KeyShape(structure_of("btree", 1)), limits)
+        self.structure = structure_of(using, 1)
+        self.watch = UniqueWatch(KeyShape(self.structure), limits)
         self.ends = [0, 0]
         self.number = 0
         self.begin()
@@ -53,7 +56,7 @@ class Slice:
         versions = []
         for document, key in writes:
             home = document % 2
-            rows = ((key, b""),) if key else ()
+            rows = self.rows(key) if key else ()
             versions.append(Version(b"d%d" % document, home, self.ends[home], 1_000, rows))
             self.ends[home] += 1
         self.number += 1
@@ -64,6 +67,10 @@ class Slice:
         self.store.apply(pieces, applied)
         self.watch.committed(pieces, self.store.snapshot(), applied)
         self.watch.show()
+
+    def rows(self, key: bytes) -> tuple[tuple[bytes, bytes], ...]:
+        value = pack_keyed_value(b"", None, key) if self.structure.key_in_value else b""
+        return ((self.structure.stored([key])[0], value),)
 
     def told(self) -> dict[bytes, list[bytes]]:
         return {one.key: [document.id for document in one.documents] for one in self.watch.shown}
@@ -294,6 +301,41 @@ def test_heartbeats_tell_few_long_keys_at_once() -> None:
     told = [one.watch.some() for _ in range(5)]
     assert all(len(some) == 1 for some in told)
     assert {some[0].key for some in told} == set(keys)
+
+
+def test_keys_of_any_size_are_told_in_short_and_apart() -> None:
+    one = Slice(using="hash")
+    ones: list[Json] = [1]
+    words: list[Value] = [ones * 60_000, [*ones * 59_999, 2], {"a": "q" * 60_000}]
+    words += ["q" * 60_000, "q" * 60_000 + "r", "s"]
+    keys = [encode_key([word]) for word in words]
+    one.write(*((number, key) for number, key in enumerate(keys)))
+    one.write(*((10 + number, key) for number, key in enumerate(keys)))
+    one.write(settled=2)
+    expected = {told_key(key, 1): sorted([b"d%d" % n, b"d%d" % (10 + n)]) for n, key in enumerate(keys)}
+    assert one.told() == expected
+    told = one.watch.some()
+    assert {violation.key for violation in told} == expected.keys()
+    assert sum(len(violation.key) for violation in told) <= TOLD_BYTES
+    listed = one.watch._suspects
+    assert sum(map(len, listed._keys)) <= TOLD_BYTES, "nor is more kept"
+    one.write((0, encode_key(["new"])), settled=one.number)
+    one.write((11, keys[1]), settled=one.number)  # the same again: it has had it all the time
+    gone = told_key(keys[0], 1)
+    assert one.told() == {key: ids for key, ids in expected.items() if key != gone}
+    one.begin()
+    for _ in range(2):
+        one.write(settled=one.number)
+    assert one.told() == {key: ids for key, ids in expected.items() if key != gone}, "and by a sweep"
+
+
+def test_no_key_that_is_told_is_longer_than_its_limit() -> None:
+    one = Slice(using="hash")
+    for document in (0, 1):
+        one.write((document, encode_key(["x" * (LONGEST_TOLD + 1)])))
+    one.write(settled=2)
+    (violation,) = one.watch.some()
+    assert len(violation.key) < 1_000
 
 
 def test_nothing_is_left_of_what_has_gone() -> None:

@@ -134,6 +134,21 @@ def test_what_failed_a_build_can_be_seen_afterwards(world: World) -> None:
     assert again.index("by_city").violated is None
 
 
+def test_a_record_has_a_limit_whatever_nodes_tell(world: World) -> None:
+    backfilled(world)
+    world.common(130, 60)
+    say(world, world.number, *(duplicate([n] + [1] * 30_000, world.number) for n in range(3)), count=3)
+    world.common(130, 61)
+    index = world.index("by_city")
+    assert index.violated is not None
+    assert len(index.violated.keys) == 3
+    assert sum(len(one.key) for one in index.violated.keys) < 1_000
+    assert len(index.reason) < 2_000
+    page = list_views.kept_violations(index, index.violated, None, 2)
+    rest = list_views.kept_violations(index, index.violated, page["page"], 2)
+    assert len(page["keys"] + rest["keys"]) == 3
+
+
 @pytest.mark.parametrize("verify", [False, True])
 def test_the_other_indexes_of_the_build_go_on(verify: bool) -> None:
     world = World(BuildLimits(verify=verify))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from indexer.scan.local.tasks import UNHURRIED
+from indexer.scan.local.tasks import UNHURRIED, NoPace
 from indexer.serve.digests import digest, rows
 from indexer.store.interface import SkipLine, StoredDocument
 from indexer.view import ReadableSnapshot
@@ -21,6 +21,8 @@ from keytide.model.timestamp import Timestamp
 from keytide.wire import digests
 from keytide.wire.columns import hashes_of
 from keytide.wire.digests import DigestAnswer, DigestAsk, DuplicateKey, RowsAsk, Sums
+from streaming.verify.core.comparing import SourceDocument
+from streaming.verify.core.difference import Entry
 from tests.structure_kit import as_stored, digests_of
 
 BITS = 4
@@ -36,6 +38,8 @@ class Snapshot:
     def __init__(self) -> None:
         self.entries: dict[bytes, bytes] = {}
         self.back: dict[bytes, StoredDocument] = {}
+        self.read = 0
+        """Rows of entries that were given."""
 
     def put(
         self, docid: bytes, keys: Sequence[bytes], value: bytes = b"", at: tuple[int, int] = (0, 5)
@@ -58,6 +62,7 @@ class Snapshot:
             if item[0] > (start_after or b"") and low <= item[0] and (high is None or item[0] < high)
         )
         for at in range(0, len(found), 3):
+            self.read += len(found[at : at + 3])
             yield found[at : at + 3]
 
     def count(self, low: bytes, high: bytes | None) -> int:
@@ -214,6 +219,63 @@ def test_duplicates_of_a_hash_index_are_of_one_key_and_not_of_one_digest(bits: i
             same = [one.ids for one in found if one.key == key("same")]
             assert same == list(itertools.pairwise(sorted(b"a%d" % number for number in range(12))))
             assert sum(one.key == key(3) for one in found) == 1
+
+
+@pytest.mark.parametrize("statement", [PLAIN, HASHED])
+@pytest.mark.parametrize("hot", [None, "same"])
+def test_many_entries_of_one_key_are_read_once_however_many_the_calls(
+    hot: str | None, statement: str
+) -> None:
+    snapshot, made = Snapshot(), definition(statement=statement)
+    for number in range(300):
+        ((stored, value),) = as_stored(made, [(key(hot if number % 10 else number), b"", None)])
+        snapshot.put(b"d%03d" % number, [stored], value)
+    _, answers = summed(snapshot, 6, unique=True, statement=statement)
+    forward = sum(answer.rows for answer in answers) // 2
+    assert forward == 300
+    assert snapshot.read <= forward + len(answers), "a call reads one row that is not its own at most"
+    found = [one for answer in answers for one in answer.duplicates]
+    assert len(found) == (0 if hot is None else 269)
+
+
+@pytest.mark.parametrize(("part", "statement"), [("a", PLAIN), ("a", HASHED), ("a" * 40_000, HASHED)])
+def test_a_driver_finds_what_a_slice_tells_of_in_the_source(part: str, statement: str) -> None:
+    snapshot, made = Snapshot(), definition(True, statement)
+    ((stored, value),) = as_stored(made, [(key(part), b"", None)])
+    ((other, another),) = as_stored(made, [(key("other"), b"", None)])
+    for docid in (b"a", b"b"):
+        snapshot.put(docid, [stored], value)
+    _, answers = summed(snapshot, 9, unique=True, statement=statement)
+    (duplicate,) = (one for answer in answers for one in answer.duplicates)
+    entries = (Entry(stored, value, 0), Entry(other, another, 0))
+    source = SourceDocument(entries={"i": entries})
+    assert source.having("i", duplicate.key, made.structure) == list(entries[:1])
+    assert source.having("j", duplicate.key, made.structure) == []
+    if statement == HASHED:
+        assert len(duplicate.key) < 1_000
+
+
+class Looks(NoPace):
+    """Counts how often it is looked at."""
+
+    looks = 0
+
+    def look(self) -> None:
+        self.looks += 1
+
+
+def test_what_is_read_again_for_collisions_is_paced() -> None:
+    snapshot, made = Snapshot(), definition(True, HASHED)
+    with digests_of(0):
+        for number in range(90):
+            ((stored, value),) = as_stored(made, [(key("x" if number in (0, 89) else None), b"", None)])
+            snapshot.put(b"d%02d" % number, [stored], value)
+        after = sorted(snapshot.entries)[59]
+        ask = DigestAsk("i", 0, 7, 0, "forward", BITS, {}, after, 100)
+        effort = Looks()
+        answer = digest(snapshot, made, ask, effort)
+    assert answer.duplicates == [DuplicateKey(key("x"), (b"d00", b"d89"))]
+    assert effort.looks == 90 // 3
 
 
 def test_all_duplicates_are_told_however_many_lie_together() -> None:

@@ -325,6 +325,7 @@ def flaw(entries: Sequence[Entry], span: ReadSpan, after: bytes, shape: Shape) -
     maker = RowMaker(shape, None)
     for entry in entries:
         try:
+            shape.structure.check(*entry)
             maker.rows([entry])
             _, include = unpack_value(shape.structure.in_full(*entry)[1])
             if include is not None:

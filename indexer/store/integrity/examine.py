@@ -131,21 +131,24 @@ def _rows(transaction: lmdb.Transaction[bytes], table: Any) -> Iterator[tuple[by
 
 
 def _forward(transaction: lmdb.Transaction[bytes], tables: Tables) -> Iterator[bytes]:
-    for key, value in _rows(transaction, tables.forward):
-        _check_value(key, value)
+    """The entry keys. Which structure they are of is not known here: but that it is one."""
+    keyed: bool | None = None
+    for key, value in _entries(transaction, tables):
+        if value[:1] != PUT:
+            raise StoreDamagedError(f"the value of {key.hex()} is none")
+        before, keyed = keyed, check_value(value[1:])
+        if before is not None and keyed != before:
+            raise StoreDamagedError(f"the value of {key.hex()} is none of this index")
         yield key
+
+
+def _entries(transaction: lmdb.Transaction[bytes], tables: Tables) -> Iterator[tuple[bytes, bytes]]:
+    yield from _rows(transaction, tables.forward)
     for long_key, long_value in _rows(transaction, tables.long):
         key, value = unpack_long(long_value)
         if long_table_key(key) != long_key:
             raise StoreDamagedError(f"a long entry lies under {long_key.hex()}")
-        _check_value(key, value)
-        yield key
-
-
-def _check_value(key: bytes, value: bytes) -> None:
-    if value[:1] != PUT:
-        raise StoreDamagedError(f"the value of {key.hex()} is none")
-    check_value(value[1:])
+        yield key, value
 
 
 def _digest(keys: Iterator[bytes]) -> tuple[int, int]:

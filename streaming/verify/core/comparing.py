@@ -29,7 +29,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
+from keytide.collation import told_key
 from keytide.model.timestamp import TABLE_PARTITION
+from keytide.structure import Structure
 from keytide.wire.digests import BackRow
 from streaming.verify.core.difference import Difference, DifferenceClass, Entry, IndexedDocument, VersionPlace
 from streaming.verify.core.newest import Versions, decided
@@ -55,6 +57,15 @@ class SourceDocument(NamedTuple):
     entries: Mapping[str, tuple[Entry, ...]] = {}
     later: bool = False
     others: tuple[VersionPlace, ...] = ()
+
+    def having(self, index: str, told: bytes, structure: Structure) -> list[Entry]:
+        """Its entries in an index whose canonical key is told so (`told_key`)."""
+        read, parts, descending = structure.canonical, structure.parts, structure.descending
+        return [
+            entry
+            for entry in self.entries.get(index, ())
+            if told_key(read(entry.key, entry.value), parts, descending) == told
+        ]
 
 
 class Evidence(NamedTuple):

@@ -60,7 +60,7 @@ class VersionPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """An entry of a document, without its id: canonical key, value (`keytide.model.entry`), and the slice
+    """An entry of a document, without its id: stored key, value (`keytide.model.entry`), and the slice
     that it lies in, or belongs into."""
 
     key: bytes
@@ -74,7 +74,7 @@ class IndexedDocument(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         slice: its number.
         version: of the back index; None when that does not know the document.
-        keys: canonical keys that the back index has, sorted.
+        keys: stored keys that the back index has, sorted.
         entries: forward entries, sorted.
     """
 
