@@ -100,7 +100,8 @@ class BuildAdmission:
                     catalog.closed(),
                 )
                 placement = {
-                    i.id: place(i.slices, i.definition.replicas, load, zones, closed) for i in indexes
+                    i.id: place(i.slices, i.definition.replicas, load, zones, closed, i.definition.spread)
+                    for i in indexes
                 }
             except TooFewNodesError as error:
                 return {}, f"indexer nodes: {error.message}"

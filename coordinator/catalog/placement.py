@@ -1,13 +1,15 @@
 """Which node holds which slice. Pure.
 
 Each replica of each slice goes to the node that has the fewest slices so far (of all indexes), names
-deciding ties: with equal nodes that is round robin. Replicas of one slice lie on different nodes, and as long
-as there are zones without one, in different zones. Nodes that are drained, or have not the role for it, get
-none.
+deciding ties: with equal nodes that is round robin. Slices of one partition are there to share what is too
+much for one node, so first counts how many of these a node has. Replicas of one slice lie on different nodes,
+and as long as there are zones without one, in different zones. Nodes that are drained, or have not the role
+for it, get none.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from keytide.catalog.catalog import EMITTING
@@ -39,6 +41,7 @@ def place(
     load: dict[str, int],
     zones: Mapping[str, str],
     closed: Set[str] = frozenset(),
+    spread: Sequence[int] = (),
 ) -> list[list[str]]:
     """Nodes for each slice, the first of which is asked first.
 
@@ -48,6 +51,7 @@ def place(
         load: slice replicas per live node; raised by what is placed here.
         zones: node -> what fails together with it; of every live node.
         closed: nodes that get no slice.
+        spread: of how many slices each partition is; empty when each is one.
 
     Raises:
         TooFewNodesError: there are fewer nodes than replicas.
@@ -61,15 +65,18 @@ def place(
         step += f"; or let one have slices again: {again}" if shut else ""
         raise TooFewNodesError(shortage(len(open_), needed, shut), next_step=step)
     placement: list[list[str]] = []
-    for _ in range(slices):
-        chosen: list[str] = []
-        for _ in range(needed):
-            taken = {zones[name] for name in chosen}
-            free = (name for name in open_ if name not in chosen)
-            node = min(free, key=lambda name: (zones[name] in taken, load[name]))
-            load[node] += 1
-            chosen.append(node)
-        placement.append(chosen)
+    for size in spread or (1,) * slices:
+        held: Counter[str] = Counter()
+        for _ in range(size):
+            chosen: list[str] = []
+            for _ in range(needed):
+                taken = {zones[name] for name in chosen}
+                free = (name for name in open_ if name not in chosen)
+                node = min(free, key=lambda name: (zones[name] in taken, held[name], load[name]))
+                load[node] += 1
+                held[node] += 1
+                chosen.append(node)
+            placement.append(chosen)
     return placement
 
 

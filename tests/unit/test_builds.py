@@ -859,6 +859,9 @@ def test_placement_is_balanced_over_what_is_there() -> None:
     load, zones = {"a": 0, "b": 0, "c": 0}, {"a": "a", "b": "b", "c": "c"}
     assert place(4, 0, load, zones) == [["a"], ["b"], ["c"], ["a"]]
     assert place(2, 0, load, zones) == [["b"], ["c"]]
+    # What one node has too much of is shared by all, however few slices one has so far.
+    load = {"a": 0, "b": 9, "c": 9}
+    assert place(5, 0, load, zones, spread=(1, 3, 1)) == [["a"], ["a"], ["b"], ["c"], ["a"]]
     assert place(2, 1, {"a": 5, "b": 0, "c": 0}, zones) == [["b", "c"], ["b", "c"]]
 
 
