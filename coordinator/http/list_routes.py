@@ -108,8 +108,8 @@ async def in_half(access: LeaderAccess, nodes: NodeClient, statement: SplitParti
             and index.placement
             and number < index.definition.partitions
         ):
-            first = Partitioning.of(index.definition, index.splits).starts[number]
-            asked = loads.asks(index, [first], nodes_to_ask(leader, index))
+            first, end = Partitioning.of(index.definition, index.splits).starts[number : number + 2]
+            asked = loads.asks(index, range(first, end), nodes_to_ask(leader, index))
         return index, asked, _ways(leader, now)
 
     index, asked, ways = await access.look(look)

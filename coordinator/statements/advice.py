@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from coordinator.core.slice_loads import Hot
@@ -54,12 +55,12 @@ def advice(
     """
     definition = index.definition
     if hot.measure == "reads":
-        return _reads(index, most)
+        return _reads(index, hot, most)
     if written is not None and (value := most_written(written)) is not None:
         return _one_value(index, hot, value, written, most)
     if definition.partition_kind == "range":
         return _range(index, hot, written, most)
-    more = _more_slices(index, most)
+    more = _more_slices(index, most, hot.slice)
     told = written is None or written.known
     also = (
         "if it is so again, one value has it" if told else "entries do not say by which value they came here"
@@ -109,7 +110,7 @@ def rising(before: Sequence[bytes], after: Sequence[bytes]) -> bool:
     return sum(value > high for value in after) >= RISING * len(after)
 
 
-def _reads(index: IndexRecord, most: int) -> Advice:
+def _reads(index: IndexRecord, hot: Hot, most: int) -> Advice:
     definition, name = index.definition, render_name(index.name)
     if definition.replicas < MAX_REPLICAS:
         return Advice(
@@ -118,7 +119,7 @@ def _reads(index: IndexRecord, most: int) -> Advice:
         )
     return Advice(
         "there are as many copies as there may be; more slices may part what is read",
-        _more_slices(index, most),
+        _more_slices(index, most, hot.slice),
     )
 
 
@@ -158,20 +159,22 @@ def _range(index: IndexRecord, hot: Hot, written: WrittenSlice | None, most: int
             return Advice(
                 f"{by} rises, so all that is written lies behind the last split, wherever that is: partition "
                 f"by its hash. The price: scans of a range of {by} ask every slice then",
-                _replacing(definition, partition_kind="hash", given_splits=()),
+                _replacing(definition, partition_kind="hash"),
             )
         number = partition_of(index, hot.slice)
         split = halving_split(index, number, written)
         if split is not None:
             return _split_at(index, number, split)
+    if len(set(definition.spread)) > 1:
+        return Advice("more slices share what it has", _more_slices(index, most, hot.slice))
     if definition.given_splits:
         return Advice(
             "its splits were given, and do not fit what there is: without them the build finds some that do",
-            _replacing(definition, given_splits=()),
+            _replacing(definition),
         )
     return Advice(
         "its splits do not fit what there is any more: a new layout finds them anew",
-        _more_slices(index, most),
+        _more_slices(index, most, hot.slice),
     )
 
 
@@ -188,12 +191,19 @@ def _split_at(index: IndexRecord, number: int, split: bytes) -> Advice:
     return Advice(text, f"ALTER INDEX {render_name(index.name)} {at}")
 
 
-def _more_slices(index: IndexRecord, most: int) -> str | None:
+def _more_slices(index: IndexRecord, most: int, number: int) -> str | None:
+    """Twice as many slices, as far as there may be: of all partitions, or, where these are not alike, of the
+    one that a slice belongs to."""
     definition, name = index.definition, render_name(index.name)
-    if definition.spread:
-        if definition.given_splits or len(set(definition.spread)) > 1 or 2 * index.slices > most:
+    if spread := definition.spread:
+        if len(set(spread)) == 1 and not definition.given_splits:
+            fits = 2 * index.slices <= most
+            return f"ALTER INDEX {name} SET (partitions={2 * len(spread)})" if fits else None
+        partition = partition_of(index, number)
+        more = min(2 * spread[partition], spread[partition] + most - index.slices)
+        if more <= spread[partition]:
             return None
-        return f"ALTER INDEX {name} SET (partitions={2 * definition.partitions})"
+        return f"ALTER INDEX {name} PARTITION {partition} SET (slices={more})"
     slices = min(2 * index.slices, most)
     if slices <= index.slices or definition.given_splits:
         return None
@@ -201,6 +211,9 @@ def _more_slices(index: IndexRecord, most: int) -> str | None:
 
 
 def _replacing(definition: IndexDefinition, **members: Any) -> str:
-    """The statement that makes the index with other members, in place of the one that there is."""
-    statement = normal_statement(replace(definition, defer_build=False, **members))
+    """The statement that makes the index with other members and no splits, in place of the one that there is.
+    (Partitions that are not alike would be others then.)"""
+    if len(set(definition.spread)) > 1:
+        members["partition_slices"] = UNSET
+    statement = normal_statement(replace(definition, defer_build=False, given_splits=(), **members))
     return statement.replace("CREATE ", "CREATE OR REPLACE ", 1)

@@ -34,7 +34,7 @@ from coordinator.core.instructions import AskWritten, Instruction, Note
 from coordinator.core.slice_loads import STAYS, Hot, Measure, SliceLoads
 from coordinator.core.source_status import SourceStatus
 from coordinator.statements.advice import LEAST_SAMPLED, advice, most_written, partition_of
-from coordinator.statements.partitions import splits_of
+from coordinator.statements.partitions import repartitioned, splits_of
 from coordinator.statements.replacing import alter
 from keytide.catalog.auto_split import AutoSplit
 from keytide.catalog.partitioning import Partitioning
@@ -264,6 +264,8 @@ def what_parts(
     statement = parse_statement(found.statement) if found.statement is not None else None
     match statement:
         case SplitPartition():
+            if (made := repartitioned(index, statement).slices) > most:
+                return f"to split it would make {made} slices, and {most} are made by themselves"
             return statement
         case AlterIndex(slices=int(slices)) if slices > index.slices:
             return statement

@@ -106,8 +106,8 @@ def _partitioned_by(index: IndexRecord, statement: AlterIndex) -> IndexDefinitio
     by, definition = statement.partition, index.definition
     if by is None:
         return definition
-    said = statement.partitions if by.slices else statement.slices
-    partitions = definition.partitions if by.slices else definition.slices
+    said = statement.partitions if by.spreads else statement.slices
+    partitions = definition.partitions if by.spreads else definition.slices
     spread = by.spread(partitions if said is None else said)
     made = replace(definition, partition=by.expression, partition_kind=by.kind, given_splits=by.splits)
     made = _of(index, made, spread)
@@ -158,6 +158,8 @@ def _spread(index: IndexRecord, statement: SpreadPartition) -> IndexDefinition:
     spread = list(definition.spread or (1,) * definition.slices)
     if spread[statement.partition] == statement.slices:
         return definition
+    if definition.partition_kind == "range":
+        _check_values(index, statement.partition)
     spread[statement.partition] = statement.slices
     if definition.partition_kind == "range":
         made = _regrouped(index, set(_present(index)), spread)
@@ -176,7 +178,8 @@ def _parted(index: IndexRecord, statement: SplitPartition) -> IndexDefinition:
         raise _refused(
             f"it is not known where half of what is written to partition {number} of index {index.name} lies",
             f"say where to part it: ALTER INDEX {name} SPLIT PARTITION {number} AT (value); "
-            f"`keytide index load {index.name} --slice {number}` shows values that are written to it",
+            f"`keytide index load {index.name} --slice {_first_slice(index, number)}` shows values that are "
+            "written to it",
         )
     values = [encode_part(value.value) for value in statement.at]
     values = [value for value in values if value not in present]
@@ -241,6 +244,23 @@ def _check_number(index: IndexRecord, number: int) -> None:
         raise _refused(
             f"index {index.name} has no partition {number}",
             f"its partitions are 0 to {last}: `keytide index show {index.name}` has them",
+        )
+
+
+def _first_slice(index: IndexRecord, partition: int) -> int:
+    return Partitioning.of(index.definition, index.splits).starts[partition]
+
+
+def _check_values(index: IndexRecord, number: int) -> None:
+    """See that a partition can have values: one between two equal splits, for which a build had no use, has
+    none."""
+    present = _present(index)
+    if 0 < number < len(present) and present[number - 1] == present[number]:
+        full = Partitioning.of(index.definition, present).partition_of(present[number])
+        raise _refused(
+            f"partition {number} of index {index.name} has no values: both its splits are "
+            f"{shown(present[number])}",
+            f"name partition {full}, which has what lies behind",
         )
 
 

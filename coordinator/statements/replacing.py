@@ -24,7 +24,7 @@ from coordinator.statements.altering import altered, named, set_auto_split, set_
 from coordinator.statements.partitions import repartitioned
 from keytide.catalog.auto_split import AutoSplit
 from keytide.catalog.records import BuildRecord, IndexRecord
-from keytide.definition.index import IndexDefinition
+from keytide.definition.index import MAX_SLICES, IndexDefinition
 from keytide.definition.statement import Alteration, AlterIndex
 from keytide.errors import CallerError
 from keytide.model.protocol import LAYOUTS
@@ -114,23 +114,38 @@ def like_before(definition: IndexDefinition, said: frozenset[str], old: IndexRec
     are. Splits that the index has got by itself stay, too: the statement did not say them the first time.
 
     Args:
-        said: options that the statement gives (with SPLIT AT, slices).
+        said: what the statement says (`keytide.definition.clauses.create`).
     """
     kept, members = old.definition, dict[str, Any]()
-    by = [(one.partition_kind, one.partition) for one in (definition, kept)]
-    if "slices" not in said:
-        members["slices"] = kept.slices
-        if by[0] == by[1] and not definition.unique:
-            members["partition_slices"] = kept.partition_slices
+    if "partitions" not in said:
+        members |= _partitions_before(definition, "subpartition" in said, old)
     if "replicas" not in said:
         members["replicas"] = kept.replicas
     if "auto_split" not in said:
         members["auto_split"] = kept.auto_split
-    itself = isinstance(old.auto_split, AutoSplit) and old.auto_split.layout == old.id
-    if itself and kept.given_splits and "slices" not in said and by[0] == by[1]:
-        members["given_splits"] = kept.given_splits
     members = {name: value for name, value in members.items() if getattr(definition, name) != value}
     return altered(definition, **members) if members else definition
+
+
+def _partitions_before(definition: IndexDefinition, spread_said: bool, old: IndexRecord) -> dict[str, Any]:
+    """What a definition that does not say how many partitions there are has of the index's, as members."""
+    kept = old.definition
+    alike = (definition.partition_kind, definition.partition) == (kept.partition_kind, kept.partition)
+    keeps = alike and not spread_said and not definition.unique
+    if spread_said:
+        spread = definition.spread[:1] * kept.partitions or (1,) * kept.partitions
+    elif keeps and kept.spread:
+        spread = kept.spread
+    else:
+        spread = (1,) * (kept.partitions if alike else kept.slices)
+    if sum(spread) > MAX_SLICES:
+        return {}
+    # Splits that the statement did not say the first time: the index got them by itself, or a partition that
+    # was spread since has them, and is another one without.
+    itself = isinstance(old.auto_split, AutoSplit) and old.auto_split.layout == old.id
+    splits = kept.given_splits if alike and (itself or (keeps and kept.spread)) else ()
+    several = spread if max(spread) > 1 else UNSET
+    return {"slices": sum(spread), "partition_slices": several, "given_splits": splits}
 
 
 def same(one: IndexDefinition, other: IndexDefinition) -> bool:
@@ -165,6 +180,7 @@ def new_layout(
             f"index {name} is on {old.keyspace}, and cannot be replaced by one on {definition.keyspace}",
             f"choose another name, or DROP INDEX {name} first",
         )
+    dictionary.use_protocol_of(definition)  # (before anything is dropped)
     active = builds.registry.active(old)
     if active is not None:
         raise _conflict(f"index {name} is in build {active.id}, {active.state}", _ways(active.id))

@@ -41,18 +41,24 @@ class PartitionBy(msgspec.Struct, frozen=True):
     Attributes:
         kind: by the hash of the expression's value, or by the range that it falls into.
         splits: of RANGE, where the partitions part, ascending; empty when the build is to find them.
-        slices: what SUBPARTITION BY HASH(id) says: of how many slices each partition is, or (one number)
-            every one; empty when it is not said.
+        slices: of how many slices each partition is, by the list of SUBPARTITION BY HASH(id).
+        each: of how many slices every one is, by its number; 0 where it is not said.
     """
 
     kind: PartitionKind
     expression: Expression
     splits: tuple[Literal, ...] = ()
     slices: tuple[int, ...] = ()
+    each: int = 0
+
+    @property
+    def spreads(self) -> bool:
+        """Whether SUBPARTITION BY is said."""
+        return bool(self.slices or self.each)
 
     def spread(self, partitions: int) -> tuple[int, ...]:
         """Of how many slices each of so many partitions is."""
-        return self.slices if len(self.slices) > 1 else (*self.slices, 1)[:1] * partitions
+        return self.slices or (self.each or 1,) * partitions
 
 
 class KeyPart(msgspec.Struct, frozen=True):

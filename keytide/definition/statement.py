@@ -36,7 +36,8 @@ MAX_STATEMENT: Final = 100_000
 
 class CreateIndex(msgspec.Struct, frozen=True):
     """Attributes:
-    said: the options that the statement gives; the definition has defaults for the others.
+    said: the options that the statement gives; the definition has defaults for the others. `partitions` too,
+        when it says in any way how many there are, and `subpartition`, when it says of how many slices.
     or_replace: an index of that name is replaced by this one.
     """
 
@@ -284,7 +285,7 @@ class _StatementReader:
                 partitions=None if partitions is None else partitions.number,
             )
         made = partitions_by(self._at, partition, slices, partitions)
-        if partition.slices:
+        if partition.spreads:
             return AlterIndex(name, partition=partition, partitions=made)
         return AlterIndex(name, partition=partition, slices=made)
 

@@ -173,7 +173,12 @@ def cases(draw: st.DrawFn, most: int = 40) -> Case:
         ordered = sorted(chosen_splits, key=["'d07'", "'d2'", *SPLITS].index)
         slices = len(ordered) + 1
         partition = partition.format(by) + (f" SPLIT AT ({', '.join(ordered)})" if ordered else "")
-    statement = f"CREATE INDEX i ON users ({names}) INCLUDE (n) {partition} WITH (slices={slices})"
+    options = f"slices={slices}"
+    if partition and "(id)" not in partition and draw(st.booleans()):
+        spread = draw(st.lists(st.integers(1, 3), min_size=slices, max_size=slices))
+        partition += f" SUBPARTITION BY HASH(id) SLICES ({', '.join(map(str, spread))})"
+        options, slices = f"partitions={slices}", sum(spread)
+    statement = f"CREATE INDEX i ON users ({names}) INCLUDE (n) {partition} WITH ({options})"
     some_key = st.tuples(*[parts] * width)
     if draw(st.booleans()):  # few different keys, with many entries each
         some_key = st.sampled_from(draw(st.lists(some_key, min_size=1, max_size=4)))

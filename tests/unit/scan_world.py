@@ -536,11 +536,14 @@ def sliced(definition: IndexDefinition, documents: Iterable[Doc]) -> list[list[t
 def slice_of(definition: IndexDefinition, document: Doc) -> int:
     """The slice that an entry goes to."""
     part = definition.partition_part
+    spread = definition.spread or (1,) * definition.slices
     if definition.partition_kind == "range":
         value = document.id if part is None else document.key[part]
-        return sum(encode_part(value) >= split for split in definition.encoded_splits)
-    routed_by = document.id.encode() if part is None else encode_part(document.key[part])
-    return xxhash.xxh3_64_intdigest(routed_by) % definition.slices
+        at = sum(encode_part(value) >= split for split in definition.encoded_splits)
+    else:
+        routed_by = document.id.encode() if part is None else encode_part(document.key[part])
+        at = xxhash.xxh3_64_intdigest(routed_by) % len(spread)
+    return sum(spread[:at]) + xxhash.xxh3_64_intdigest(document.id.encode()) % spread[at]
 
 
 @contextmanager

@@ -14,7 +14,13 @@ from keytide.catalog.partitioning import Partitioning
 from keytide.catalog.records import IndexRecord
 from keytide.collation import encode_part
 from keytide.collation.layout import Value
-from keytide.definition.statement import AlterIndex, CreateIndex, SplitPartition, parse_statement
+from keytide.definition.statement import (
+    AlterIndex,
+    CreateIndex,
+    SplitPartition,
+    SpreadPartition,
+    parse_statement,
+)
 from keytide.wire.index_lists import WrittenSlice, WrittenValue
 
 
@@ -41,7 +47,7 @@ def advised(of: IndexRecord, told: WrittenSlice | None, measure: Measure = "writ
     found = advice(of, Hot(3, measure, 900, 100), told)
     if found.statement is not None:
         parsed = parse_statement(found.statement)  # it can be run as it is
-        assert isinstance(parsed, CreateIndex | AlterIndex | SplitPartition)
+        assert isinstance(parsed, CreateIndex | AlterIndex | SplitPartition | SpreadPartition)
         assert not isinstance(parsed, CreateIndex) or parsed.or_replace
     return found
 

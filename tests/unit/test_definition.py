@@ -136,10 +136,10 @@ def test_other_statements() -> None:
     replaced = parse_statement("create or replace unique index x ON k (a) WITH (slices=2, defer_build=false)")
     assert isinstance(replaced, CreateIndex)
     assert replaced.or_replace
-    assert replaced.said == {"slices", "defer_build"}
+    assert replaced.said == {"slices", "partitions", "defer_build"}
     split = parse_statement("CREATE INDEX x ON k (a) PARTITION BY RANGE(a) SPLIT AT (1)")
     assert isinstance(split, CreateIndex)
-    assert split.said == {"slices"}
+    assert split.said == {"partitions"}
 
 
 def test_other_slices() -> None:

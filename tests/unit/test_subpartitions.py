@@ -19,6 +19,7 @@ from coordinator.statements.partitions import repartitioned
 from coordinator.statements.replacing import like_before
 from indexer.scan.plan.selection import Shape, slices_of
 from indexer.scan.request.request import ScanRequest
+from keytide.catalog.auto_split import AutoSplit
 from keytide.catalog.partitioning import Partitioning, readable_splits
 from keytide.catalog.records import IndexRecord
 from keytide.collation import encode_part
@@ -28,6 +29,7 @@ from keytide.definition.normal import normal_statement
 from keytide.definition.statement import Alteration, CreateIndex, parse_statement
 from keytide.errors import CallerError
 from keytide.query.parse.statement import parse_query
+from keytide.query.plan.choose import described
 from keytide.query.plan.plan import Candidate, Plan, plan_on
 from keytide.wire.index_lists import WrittenSlice, WrittenValue
 from projector.core.projection import KeyspacePlan, SourceBatch, project
@@ -117,11 +119,11 @@ def test_what_is_said_is_kept_and_said_again(statement: str, slices: int, spread
         (f"PARTITION BY HASH(city) {SPREAD} (2, x)", "from 1 to"),
         (
             f"PARTITION BY HASH(city) {SPREAD} (2, 3) WITH (partitions=3)",
-            "2 partitions, not 3",
+            "lists 2 partitions, not 3",
         ),
         (
             f"PARTITION BY RANGE(city) SPLIT AT (1, 2) {SPREAD} (2, 3)",
-            "2 partitions, not 3",
+            "2 splits make 3 partitions, and SLICES lists 2",
         ),
         (
             f"PARTITION BY RANGE(city) SPLIT AT (1) {SPREAD} 2 WITH (partitions=3)",
@@ -246,6 +248,11 @@ def test_a_query_does_and_explain_says_so(statement: str, where: str, asked: tup
     plan = plan_on(parse_query(f"SELECT age FROM people WHERE {where}"), Candidate("i", of))
     assert isinstance(plan, Plan)
     assert plan.slices == asked
+    shown = described(plan, [], [])
+    assert (shown["slices_asked"], shown["slices_of_index"]) == (list(asked), 7)
+    of_slice = [0, 1, 1, 1, 1, 2, 2]
+    assert shown["partitions_asked"] == sorted({of_slice[number] for number in asked})
+    assert shown["partitions_of_index"] == 3
 
 
 def test_splits_that_are_not_found_yet_say_nothing() -> None:
@@ -340,6 +347,7 @@ UNEVEN = replace(index(HASHED), definition=altered(index(HASHED), "PARTITION 0 S
             "one slice already",
         ),
         (index(HASHED), "SPLIT PARTITION 0 AT (5)", "have no splits"),
+        (index(FOUND, (SPLITS[0], SPLITS[0])), "PARTITION 1 SET (slices=5)", "both its splits are 10"),
     ],
 )
 def test_other_partitions_are_refused(of: IndexRecord, rest: str, reason: str) -> None:
@@ -363,18 +371,78 @@ def test_a_mistyped_alteration_is_refused(rest: str) -> None:
         parse_statement(f"ALTER INDEX i {rest}")
 
 
-def test_a_statement_that_is_run_again_leaves_partitions_as_they_were_altered() -> None:
-    old = index(PLAIN)
-    old = replace(old, definition=altered(old, "PARTITION 2 SET (slices=4)"))
-    for statement, spread, slices in (
-        ("CREATE OR REPLACE INDEX i ON people (city)", (1, 1, 4, 1), 7),
-        ("CREATE OR REPLACE INDEX i ON people (city) WITH (slices=3)", (), 3),
-        ("CREATE OR REPLACE INDEX i ON people (city) PARTITION BY HASH(id)", (), 7),
-        (HASHED.replace("CREATE", "CREATE OR REPLACE"), (3, 3), 6),
-    ):
-        parsed = made(statement)
-        found = like_before(parsed.definition, parsed.said, old)
-        assert (found.spread, found.slices) == (spread, slices), statement
+def test_a_list_of_one_is_of_one_partition() -> None:
+    assert definition(f"{CITY} PARTITION BY HASH(city) {SPREAD} (3)").spread == (3,)
+
+
+def test_a_split_partition_is_shown_by_its_slices() -> None:
+    with pytest.raises(CallerError) as refused:
+        altered(index(RANGED), "SPLIT PARTITION 2")
+    assert "--slice 5" in refused.value.next_step
+
+
+RANGE_FOUND = f"{AGE} PARTITION BY RANGE(age) WITH (slices=3)"
+RANGE_AGAIN = f"{AGE} PARTITION BY RANGE(age)"
+
+
+def after(of: IndexRecord, *alterations: str, itself: bool = False) -> IndexRecord:
+    """An index when it was altered, by itself or not."""
+    for rest in alterations:
+        of = replace(of, definition=altered(of, rest), splits=())
+    return replace(of, auto_split=AutoSplit(0, of.id, (), "writes", 0.9)) if itself else of
+
+
+@pytest.mark.parametrize(
+    ("old", "statement", "spread", "slices", "splits"),
+    [
+        (after(index(PLAIN), "PARTITION 2 SET (slices=4)"), CITY, (1, 1, 4, 1), 7, []),
+        (after(index(PLAIN), "PARTITION 2 SET (slices=4)"), f"{CITY} WITH (slices=3)", (), 3, []),
+        (after(index(PLAIN), "PARTITION 2 SET (slices=4)"), f"{CITY} PARTITION BY HASH(id)", (), 7, []),
+        (after(index(PLAIN), "PARTITION 2 SET (slices=4)"), HASHED, (3, 3), 6, []),
+        # How many partitions there are stays, where only their slices are said.
+        (
+            after(index(HASHED), "SET (partitions=16)"),
+            f"{CITY} PARTITION BY HASH(city) {SPREAD} 3",
+            (3,) * 16,
+            48,
+            [],
+        ),
+        # What a partition is follows from the splits, so they stay with what was said of it.
+        (
+            after(index(RANGE_FOUND, SPLITS), "PARTITION 2 SET (slices=4)"),
+            RANGE_AGAIN,
+            (1, 1, 4),
+            6,
+            [10, 20],
+        ),
+        # Splits that the index got by itself stay.
+        (
+            after(index(FOUND, SPLITS), "SPLIT PARTITION 1 AT (15)", itself=True),
+            f"{RANGE_AGAIN} {SPREAD} 2",
+            (2,) * 4,
+            8,
+            [10, 15, 20],
+        ),
+        # UNIQUE has no partition of several slices: as many partitions, and as they were.
+        (
+            after(index(FOUND, SPLITS), "SPLIT PARTITION 1 AT (15)", itself=True),
+            RANGE_AGAIN.replace("CREATE", "CREATE UNIQUE"),
+            (),
+            4,
+            [10, 15, 20],
+        ),
+    ],
+)
+def test_a_statement_that_is_run_again_leaves_partitions_as_they_were_altered(
+    old: IndexRecord, statement: str, spread: tuple[int, ...], slices: int, splits: list[Any]
+) -> None:
+    parsed = made(statement.replace("CREATE", "CREATE OR REPLACE"))
+    found = like_before(parsed.definition, parsed.said, old)
+    assert (found.spread, found.slices) == (spread, slices)
+    assert readable_splits(found.encoded_splits) == splits
+    assert not splits or found.partitions == len(splits) + 1
+    again = definition(normal_statement(found))
+    assert replace(again, statement="") == replace(found, statement="")
 
 
 # --- a hot key ----------------------------------------------------------------------------------------------
@@ -408,6 +476,43 @@ def test_a_key_with_nearly_all_of_the_load_is_spread_over_slices(
     said = what_parts(of, hot, hot_key("x"), MAX_SLICES)
     assert isinstance(said, str), "a price is for people to weigh"
     assert "for you to decide" in said
+
+
+@pytest.mark.parametrize(
+    ("of", "number", "statement"),
+    [
+        (UNEVEN, 1, "ALTER INDEX i PARTITION 1 SET (slices=6)"),
+        (index(RANGED), 6, "ALTER INDEX i PARTITION 2 SET (slices=4)"),
+        (index(HASHED), 0, "ALTER INDEX i SET (partitions=4)"),
+        (index(FOUND, SPLITS), 0, "ALTER INDEX i SET (partitions=6)"),
+    ],
+)
+def test_what_is_hot_by_many_values_has_advice_after_the_first_one(
+    of: IndexRecord, number: int, statement: str
+) -> None:
+    found = advice(of, Hot(number, "entries", 970.0, 10.0))
+    assert found.statement == statement
+    parsed = parse_statement(statement)
+    assert isinstance(parsed, Alteration)
+    assert repartitioned(of, parsed).slices > of.slices
+
+
+def test_partitions_that_are_no_others_keep_no_slices_of_the_ones_before() -> None:
+    rising = WrittenSlice(0, True, 1_000, [], *(tuple(map(encode_part, range(n, n + 40))) for n in (0, 100)))
+    found = advice(index(RANGED), Hot(6, "writes", 970.0, 10.0), rising)
+    assert found.statement is not None
+    assert "PARTITION BY HASH(age)" in found.statement
+    assert "SUBPARTITION" not in found.statement
+
+
+def test_an_index_gets_no_more_slices_by_itself_than_it_may() -> None:
+    of = index(f"{AGE} PARTITION BY RANGE(age) SPLIT AT (10, 20) {SPREAD} (1, 60, 1)")
+    values = tuple(encode_part(10 + number / 100) for number in range(80))
+    found = what_parts(
+        of, Hot(3, "writes", 970.0, 10.0), WrittenSlice(3, True, 1_000, [], values, values), 64
+    )
+    assert isinstance(found, str)
+    assert "122 slices" in found
 
 
 def test_slices_of_one_partition_are_as_many_as_documents_say() -> None:

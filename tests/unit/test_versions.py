@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from coordinator.core.events import Reported
 from coordinator.core.speakers import UpgradeNeededError
@@ -19,6 +20,7 @@ from keytide.model.protocol import (
     NEEDED,
     OTHER_STRUCTURES,
     SPOKEN,
+    SUBPARTITIONS,
     UnknownVersionError,
 )
 from keytide.model.timestamp import Timestamp
@@ -123,6 +125,29 @@ def test_a_hash_index_waits_until_all_know_of_structures(who: str) -> None:
     found.progress(found.known().version, 130, 60)
     found.sql(statement)
     assert used(found) == OTHER_STRUCTURES
+
+
+@pytest.mark.parametrize("state", ["READY", "DEFERRED", "FAILED"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE INDEX by_zip ON people (zip) PARTITION BY HASH(zip) SUBPARTITION BY HASH(id) SLICES 2",
+        "CREATE OR REPLACE INDEX by_city ON people (city) PARTITION BY HASH(city) "
+        "SUBPARTITION BY HASH(id) SLICES 2",
+        "CREATE OR REPLACE INDEX by_city ON people USING hash (city)",
+        "ALTER INDEX by_city PARTITION 0 SET (slices=2)",
+    ],
+)
+def test_what_somebody_does_not_understand_changes_nothing_before_all_do(statement: str, state: Any) -> None:
+    found = world(n2=SUBPARTITIONS - 1)
+    dictionary = found.leader.dictionary
+    dictionary.put(replace(dictionary.index_named("by_city"), state=state))
+    dictionary.drain()
+    before = {key: encode_record(record) for key, record in dictionary.catalog.records.items()}
+    with pytest.raises(UpgradeNeededError, match=f"needs version {SUBPARTITIONS} of the protocol"):
+        found.sql(statement)
+    assert {key: encode_record(record) for key, record in dictionary.catalog.records.items()} == before
+    assert dictionary.drain() is None, "nothing is pending"
 
 
 # --- what is refused ----------------------------------------------------------------------------------------

@@ -220,11 +220,9 @@ class ScanService:
         index = await shared.ready_index(name, request, gone)
         seen = shared.session(request)
         selection = shared.selection(request, index, distinct=request.distinct)
-        # The part that the partitioning goes by is in the key: equal keys lie in one slice.
-        apart = index.shape.partition_part is not None
 
         async def work(target: Target) -> Gathered:
-            return await count(target, shared.nodes, apart=apart)
+            return await count(target, shared.nodes, apart=index.shape.keys_apart)
 
         agreed = await shared.read(index, selection, request, seen, gone, work)
         head = shared.head(agreed.stamp, shared.seen_too(seen, index, agreed.stamp))

@@ -66,6 +66,11 @@ class Shape:
         return self.structure.descending
 
     @property
+    def keys_apart(self) -> bool:
+        """Whether no key lies in two slices: the partitioning goes by a part of it, and by nothing else."""
+        return self.partition_part is not None and not self.partitioning.spread
+
+    @property
     def in_order(self) -> int:
         """How the order of slices is that of the keys in them: 1 the same, -1 the other way round, 0 none."""
         ordered = self.structure.ordered and self.partition_part == 0

@@ -80,7 +80,8 @@ class CreateReader:
         clauses = self._clauses()
         by = clauses.partition or PartitionBy("hash", keys[0].expression)
         made = partitions_by(at, by, clauses.slices, clauses.partitions)
-        clauses.said |= {"slices"} if by.splits or by.slices else set()
+        clauses.said |= {"partitions"} if made is not None else set()
+        clauses.said |= {"subpartition"} if by.spreads else set()
         spread = by.spread(DEFAULT_SLICES if made is None else made)
         if sum(spread) > MAX_SLICES:
             raise at.error(
@@ -106,13 +107,13 @@ class CreateReader:
             given_splits=by.splits,
             auto_split=True if clauses.auto_split else msgspec.UNSET,
             structure_name=msgspec.UNSET if using == "btree" else using,
-            partition_slices=spread if by.slices and max(spread) > 1 else msgspec.UNSET,
+            partition_slices=spread if max(spread) > 1 else msgspec.UNSET,
         )
         self._validate(definition, columns)
         if wrong := definition.structure.fault():
             raise at.error(wrong[0], columns, next_step=wrong[1])
         if fault := definition.partition_fault:
-            said = clauses.partition_said if definition.unique else columns
+            said = clauses.partition_said if definition.unique or definition.spread else columns
             raise at.error(fault[0], said, next_step=fault[1])
         return definition, if_not_exists, frozenset(clauses.said), or_replace
 

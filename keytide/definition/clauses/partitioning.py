@@ -51,7 +51,8 @@ class PartitionReader:
             at.expect("SPLIT")
             at.expect("AT", next_step="Write SPLIT AT (value, ...).")
             splits = self.splits()
-        return PartitionBy(kind, expression, splits, self._subpartitions()), expressions[0]
+        slices, each = self._subpartitions(splits)
+        return PartitionBy(kind, expression, splits, slices, each), expressions[0]
 
     def splits(self) -> tuple[Literal, ...]:
         """The values where partitions of a RANGE index part, strictly ascending in the order of keys."""
@@ -80,11 +81,11 @@ class PartitionReader:
             before = code
         return tuple(splits)
 
-    def _subpartitions(self) -> tuple[int, ...]:
-        """What SUBPARTITION BY says, if it stands here."""
+    def _subpartitions(self, splits: Sequence[Literal]) -> tuple[tuple[int, ...], int]:
+        """What SUBPARTITION BY says, if it stands here: the list, or the number."""
         at = self._at
         if not at.accept("SUBPARTITION"):
-            return ()
+            return (), 0
         at.expect("BY", next_step=_SUBPARTITION)
         at.expect("HASH", next_step=_SUBPARTITION)
         by = list(at.parenthesised("id"))
@@ -93,11 +94,18 @@ class PartitionReader:
         at.expect("SLICES", next_step=_SUBPARTITION)
         if not at.peek("("):
             (token, *more) = at.name("how many slices a partition has")
-            return (whole_number(at, token, token.text if not more else "", 1, MAX_SLICES),)
-        slices: list[int] = []
-        for token, *more in at.parenthesised("how many slices a partition has"):
-            slices.append(whole_number(at, token, token.text if not more else "", 1, MAX_SLICES))
-        return tuple(slices)
+            return (), whole_number(at, token, token.text if not more else "", 1, MAX_SLICES)
+        runs = list(at.parenthesised("how many slices a partition has"))
+        slices = [
+            whole_number(at, token, token.text if not more else "", 1, MAX_SLICES) for token, *more in runs
+        ]
+        if splits and len(slices) != len(splits) + 1:
+            raise at.error(
+                f"{len(splits)} splits make {len(splits) + 1} partitions, and SLICES lists {len(slices)}",
+                [runs[0][0], runs[-1][-1]],
+                next_step=f"List {len(splits) + 1} numbers, or say one for all: SLICES 3.",
+            )
+        return tuple(slices), 0
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -116,33 +124,28 @@ def partitions_by(at: Cursor, by: PartitionBy, slices: Said | None, partitions: 
     Raises:
         InvalidStatementError: it contradicts itself.
     """
-    if by.slices and slices is not None:
+    if by.spreads and slices is not None:
         raise at.error(
             "SLICES says of how many slices partitions are",
             slices.at,
             next_step="Leave slices out; partitions=n says how many partitions there are.",
         )
-    said = partitions if by.slices else slices
-    if partitions is not None and not by.slices:
+    said = partitions if by.spreads else slices
+    if partitions is not None and not by.spreads:
         raise at.error(
             "partitions goes with SUBPARTITION BY: without it a partition is one slice",
             partitions.at,
             next_step=f"Write slices={partitions.number}.",
         )
-    number = None if said is None else said.number
-    name = "partitions" if by.slices else "slices"
-    for made, what in (
-        (len(by.splits) + 1 if by.splits else None, f"{len(by.splits)} splits make"),
-        (len(by.slices) if len(by.slices) > 1 else None, "SLICES says"),
-    ):
-        if made is None:
-            continue
-        if number is not None and number != made:
-            place = None if said is None else said.at
-            raise at.error(
-                f"{what} {made} {name}, not {number}",
-                place,
-                next_step=f"Leave {name} out, or write {name}={made}." if said is not None else _SUBPARTITION,
-            )
-        number = made
-    return number
+    made = len(by.splits) + 1 if by.splits else len(by.slices) or None
+    if made is None or said is None:
+        return made if said is None else said.number
+    name = "partitions" if by.spreads else "slices"
+    if said.number != made:
+        what = f"{len(by.splits)} splits make" if by.splits else "SLICES lists"
+        raise at.error(
+            f"{what} {made} {name}, not {said.number}",
+            said.at,
+            next_step=f"Leave {name} out, or write {name}={made}.",
+        )
+    return made
