@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections import Counter
 from typing import Any
 
@@ -18,7 +20,7 @@ from coordinator.statements.auto_split import what_parts
 from coordinator.statements.partitions import repartitioned
 from coordinator.statements.replacing import like_before
 from indexer.scan.plan.selection import Shape, slices_of
-from indexer.scan.request.request import ScanRequest
+from indexer.scan.request.request import CountRequest, ScanRequest
 from keytide.catalog.auto_split import AutoSplit
 from keytide.catalog.partitioning import Partitioning, readable_splits
 from keytide.catalog.records import IndexRecord
@@ -35,6 +37,7 @@ from keytide.wire.index_lists import WrittenSlice, WrittenValue
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router.core import segments
 from router.core import slices_of as routed
+from tests.unit.scan_world import Doc, World
 
 CITY = "CREATE INDEX i ON people (city)"
 AGE = "CREATE INDEX i ON people (age)"
@@ -519,3 +522,21 @@ def test_slices_of_one_partition_are_as_many_as_documents_say() -> None:
     rule = Partitioning(8, spread=(1, 1, 6))
     counted = Counter(rule.slice_of(encode_part(key), b"d%d" % n) for key in range(40) for n in range(50))
     assert set(counted) == set(range(8))
+
+
+@pytest.mark.parametrize("statement", [HASHED.replace("people", "users"), RANGED.replace("people", "users")])
+def test_a_key_in_several_slices_is_counted_once(statement: str) -> None:
+    world = World(statement, node_count=2)
+    documents = [Doc([number % 6 * 5], f"d{number:03}") for number in range(120)]
+    world.commit(1, {"i": documents})
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    async def counted(**question: Any) -> int:
+        (service, *_) = world.services().values()
+        answer = await service.count("i", CountRequest(distinct=True, **question), never)
+        return int(json.loads(answer.body)["count"])
+
+    assert asyncio.run(counted()) == 6
+    assert asyncio.run(counted(equals=[15])) == 1
