@@ -126,7 +126,13 @@ def test_entries_of_other_keys_with_its_digest_are_looked_at_in_a_thread(limit: 
 
 @pytest.mark.parametrize(
     ("key", "limit", "at_once"),
-    [("a", INLINE_ROWS, False), ("a", 100, True), (LONG, 15, True), (LONG, 100, False)],
+    [
+        ("a", INLINE_ROWS, False),
+        ("a", 100, True),
+        ("u" * 2_000, 1_000, True),
+        (LONG, 15, True),
+        (LONG, 1_000, False),
+    ],
 )
 def test_what_takes_long_is_read_in_a_thread(key: str, limit: int, at_once: bool) -> None:
     asked = Asked(docs(key))
