@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from keytide.catalog.partitioning import Partitioning
+from keytide.errors import invariant
 from keytide.wire.columns import cut_segment, hashes_of, heard_hashes, pack_puts
 from keytide.wire.messages import Heard, Puts, Segment, Skip
 
@@ -74,6 +75,7 @@ def slices_of(
         id_hashes: hash (xxh3_64) of each entry's document id, u64[n]; needed where partitions are of several
             slices.
     """
+    invariant(not rule.unknown, "SplitsKnown", "entries are routed before their splits are found")
     if rule.splits:
         # Fixed widths compare like the bytes themselves: keys and splits are code words, none of which is a
         # prefix of another, so they differ within the shorter one, before any byte that is cut or filled in.

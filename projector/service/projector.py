@@ -110,6 +110,8 @@ class Projector:
         self._held = False
         self._last_batch = 0.0
         self._busy = False
+        self._untold = False
+        """Something was acknowledged since progress was told: reading does not wait then."""
         self._next_catalog = self._next_tick = self._next_beat = 0.0
 
     # --- life
@@ -179,12 +181,12 @@ class Projector:
         if now >= self._next_beat:
             self._next_beat = now + self._limits.heartbeat_ms / 1000
             self._heartbeat()
-        # (Before reading, which waits: what was acknowledged just now would not be told for as long.)
-        self._reporter.progress(self._catalog.catalog, self._members, self._pipeline, force=False)
         if self._blocked(now):
             self._wait_blocked(now)
         else:
             self._read(now)
+        if self._reporter.progress(self._catalog.catalog, self._members, self._pipeline, force=False):
+            self._untold = False
 
     def _learn(self) -> None:
         """Take in the catalog as it is now."""
@@ -238,8 +240,8 @@ class Projector:
         if self._blocked_since is not None:
             self._release()
         waiting = bool(self._tracker.outstanding)
-        due = min(self._next_beat, self._reporter.due)
-        timeout = 0.0 if waiting else max(0.0, min(due - now, 0.05))
+        due = self._reporter.due if self._untold else min(self._next_beat, now + 0.05)
+        timeout = 0.0 if waiting else max(0.0, due - now)
         linger = self._limits.linger_ms / 1000
         fill_until = self._last_batch + (BUSY_LINGERS * linger if self._busy else linger)
         harvest = self._members.source.read(self._limits.batch_documents, timeout, fill_until)
@@ -322,6 +324,7 @@ class Projector:
     def _delivered(self, poll: int, messages: int, error: str | None) -> None:
         if error is None:
             self._backoff = 0.0
+            self._untold = True
             self._members.handle(Delivered(poll, messages))
             if poll not in self._tracker.outstanding:
                 reach("projector-acknowledged")

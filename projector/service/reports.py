@@ -9,7 +9,6 @@ delivery.
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -57,8 +56,7 @@ class ProjectorReporter:
 
     Attributes:
         alive_at: when Kafka last took a report.
-        due: when progress that was not told yet, for the last report was too short ago, may be; infinite when
-            there is none.
+        due: from when on progress may be told again.
     """
 
     def __init__(
@@ -70,7 +68,7 @@ class ProjectorReporter:
         now_ms: Callable[[], int],
     ) -> None:
         self.alive_at = 0.0
-        self.due = math.inf
+        self.due = 0.0
         self._projector = projector
         self._clock, self._now_ms = clock, now_ms
         self._topic = Topics(settings.cluster).reports
@@ -81,7 +79,6 @@ class ProjectorReporter:
         self._lives: dict[Key, int] = {}
         """Incarnation under which both were noted: after a rollback they mean nothing."""
         self._told: dict[str, list[tuple[int, int, int]]] = {}
-        self._next_progress = 0.0
         self._told_documents: Counter[str] = Counter()
         self._told_outcomes: dict[str, Counter[str]] = {}
 
@@ -105,15 +102,14 @@ class ProjectorReporter:
         else:
             self._ends[key] = end
 
-    def progress(self, catalog: Catalog, members: Membership, pipeline: Pipeline, *, force: bool) -> None:
-        """Tell how far the partitions are: of every keyspace where that changed, or of all."""
+    def progress(self, catalog: Catalog, members: Membership, pipeline: Pipeline, *, force: bool) -> bool:
+        """Tell how far the partitions are, of every keyspace where that changed, or of all; whether it was
+        due (not so soon after the last time)."""
         partitions = members.tracker.partitions
         self._forget(partitions)
         now = self._clock()
-        if now < self._next_progress and not force:
-            self.due = self._next_progress
-            return
-        self.due = math.inf
+        if now < self.due and not force:
+            return False
         for keyspace in sorted({key.keyspace for key in partitions}):
             record = catalog.keyspace(keyspace)
             if record is None:
@@ -124,7 +120,7 @@ class ProjectorReporter:
             if places == self._told.get(keyspace) and not force:
                 continue
             self._told[keyspace] = places
-            self._next_progress = now + PROGRESS_INTERVAL_S
+            self.due = now + PROGRESS_INTERVAL_S
             skipped = {index.id: dict(pipeline.outcomes[index.id]) for index in catalog.indexes(keyspace)}
             self._send(
                 encode(
@@ -141,6 +137,7 @@ class ProjectorReporter:
                 )
             )
             LAG.labels(keyspace).set(sum(max(0, line.end - line.acked) for line in lines))
+        return True
 
     def _forget(self, partitions: Mapping[Key, PartitionState]) -> None:
         """Forget what was noted of partitions that are no longer ours, or were taken over again since: that

@@ -535,9 +535,9 @@ def answer_with_what_there_is(patches: Patches) -> None:
 
 @mutant("Stable, reuse a page token on another snapshot", "a later page reads the newest snapshot")
 def reuse_tokens(patches: Patches) -> None:
-    def next_page(index: Any, moment: Any, token: Any, seen: Any, shared: Any, *rest: Any) -> Any:
+    def next_page(index: Any, moment: Any, token: Any, keys: Any, seen: Any, shared: Any, *rest: Any) -> Any:
         newest = replace(token, number=max(token.number, shared.view.published(token.index) or -1))
-        return _next_page(index, moment, newest, seen, shared, *rest)
+        return _next_page(index, moment, newest, keys, seen, shared, *rest)
 
     _next_page = patches.put(scanning, "next_page", next_page)
 

@@ -3,7 +3,6 @@ stuck."""
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import cast
@@ -43,7 +42,6 @@ from projector.progress.events import Assigned, Checked, CommitDone, Key, Locate
 from projector.progress.partition import PartitionState
 from projector.service import reports as report
 from projector.service.membership import Membership
-from projector.service.projector import Projector
 from projector.service.sender import QueueSender
 from projector.service.source import GroupMember
 from projector.service.transport import KafkaTransport
@@ -648,16 +646,20 @@ class TestMembership:
 def test_what_is_acknowledged_is_told_before_the_source_is_waited_for() -> None:
     """Reading waits for as long as nothing comes; a timestamp must not wait with it."""
     shell = World(plan(1, ())).projectors[0].shell
-    order = mock.Mock()
-    with (
-        mock.patch.object(Projector, "_read", order.read),
-        mock.patch.object(report.ProjectorReporter, "progress", order.told),
-    ):
+    waits: list[float] = []
+
+    def read(_self: object, _most: int, timeout: float, _until: float) -> None:
+        waits.append(timeout)
+
+    with mock.patch.object(type(shell._members.source), "read", read):
         shell.turn()
         shell.turn()
-    names = [one[0] for one in order.mock_calls]
-    assert names[-2:] == ["told", "read"]
-    assert names.count("read") == 2
+        assert waits[-1] > 0, "nothing was acknowledged since"
+        shell._delivered(0, 1, None)
+        shell.turn()
+        assert waits[-1] == 0
+        shell.turn()
+        assert waits[-1] > 0, "it is told"
 
 
 def test_progress_so_soon_after_the_last_is_told_in_a_moment() -> None:
@@ -674,17 +676,18 @@ def test_progress_so_soon_after_the_last_is_told_in_a_moment() -> None:
         def states(self, keyspace: str, incarnation: int) -> list[PartitionState]:
             return [state]
 
-    def told() -> int:
-        reporter.progress(
-            catalog(), cast(Membership, Members()), Pipeline("p1", MessageLimits(1_000, 1_000)), force=False
-        )
-        return len(sent)
+    members, pipeline = cast(Membership, Members()), Pipeline("p1", MessageLimits(1_000, 1_000))
+
+    def told() -> tuple[bool, int]:
+        return reporter.progress(catalog(), members, pipeline, force=False), len(sent)
 
     with mock.patch.object(reporter, "_send", sent.append):
-        assert (told(), reporter.due) == (1, math.inf)
+        assert told() == (True, 1)
         state.acked = 8
         now[0] += report.PROGRESS_INTERVAL_S / 4
-        assert told() == 1
+        assert told() == (False, 1)
         assert now[0] < reporter.due <= now[0] + report.PROGRESS_INTERVAL_S
         now[0] = reporter.due
-        assert (told(), reporter.due) == (2, math.inf)
+        assert told() == (True, 2)
+        now[0] += 1
+        assert told() == (True, 2), "nothing is new"

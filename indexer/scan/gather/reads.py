@@ -181,8 +181,7 @@ class Reads:
     def selection(
         self, question: Question, index: Scannable, *, distinct: bool = False, reverse: bool = False
     ) -> Selection:
-        """What a request selects in an index. Raises as `selection_of`; NotOrderedError with the statement of
-        an index that is."""
+        """What a request selects. Raises as `selection_of`: NotOrderedError says what would serve."""
         most = self.settings.max_spans
         try:
             return selection_of(question, index.shape, most, distinct=distinct, reverse=reverse)
@@ -223,8 +222,7 @@ class Reads:
         if token is None:
             return None
         written = sign(token, self.directory.secret())
-        size = len(written) + len(session) + BESIDE_TOKENS
-        if size > self._max_body_bytes:
+        if (size := len(written) + len(session) + BESIDE_TOKENS) > self._max_body_bytes:
             raise PageTokenTooLargeError(size, self._max_body_bytes)
         return written
 

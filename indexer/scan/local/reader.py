@@ -52,8 +52,7 @@ INLINE_ROWS: Final = 2_000
 SEEK_ROWS: Final = 20
 """A seek to a further span costs about as much as so many rows, also when nothing lies in it."""
 ROW_BYTES: Final = 16 * 1024
-"""Up to so many bytes a key counts as a row: that of a btree has no more, and few are read of each. A hop to
-a thread takes up to the 5 ms after which Python has threads take turns."""
+"""A key of up to so many bytes counts as a row: one of a btree has no more, and few are read of each."""
 LONGEST_READ_S: Final = 3_600.0
 """Whatever a message says. `scan.max_timeout_ms` is far below it."""
 
