@@ -4,7 +4,6 @@ writing, and the time of a look-up. Bytes are those of an index that was built, 
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from collections.abc import Callable
 from benchmarks.asking import wait
 from benchmarks.documents import PARTITIONS, document_id, load
 from benchmarks.harness import Bench, Result, machine_state, percentiles, say
-from benchmarks.latency import connect
+from benchmarks.latency import connect, timed_scan
 from keytide.errors import invariant
 
 TOPIC = "keys"
@@ -81,14 +80,9 @@ def _look_ups(bench: Bench, asked: list[list[int]], size: int) -> list[float]:
     samples: list[float] = []
     for numbers in asked:
         spans = [{"equals": [key_of(number, size)]} for number in numbers]
-        body = json.dumps(spans[0] if len(spans) == 1 else {"spans": spans}).encode()
-        began = time.perf_counter()
-        connection.request("POST", "/v1/indexes/by_key/scan", body, {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        answer = response.read()
-        samples.append((time.perf_counter() - began) * 1000)
-        invariant(response.status == 200, "BenchmarkScan", answer[:300].decode(errors="replace"))
-        found = {row["id"] for row in json.loads(answer)["rows"]}
+        took, rows = timed_scan(connection, "by_key", spans[0] if len(spans) == 1 else {"spans": spans})
+        samples.append(took)
+        found = {row["id"] for row in rows}
         wanted = {document_id(number).decode() for number in numbers}
         invariant(found == wanted, "BenchmarkScan", f"{len(found)} of {len(wanted)} keys were found")
     connection.close()

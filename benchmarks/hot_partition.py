@@ -4,13 +4,12 @@ keys take."""
 
 from __future__ import annotations
 
-import json
 import random
 import time
 
 from benchmarks.documents import PARTITIONS, load
 from benchmarks.harness import Bench, Result, machine_state, percentiles, say
-from benchmarks.latency import connect
+from benchmarks.latency import connect, timed_scan
 from benchmarks.throughput import check_count
 from keytide.errors import invariant
 
@@ -79,14 +78,8 @@ def _look_ups(bench: Bench, cities: list[str]) -> float:
     connection = connect(bench.cluster.node_urls[0])
     samples: list[float] = []
     for city in cities:
-        body = json.dumps({"equals": [city], "limit": LIMIT}).encode()
-        began = time.perf_counter()
-        connection.request("POST", "/v1/indexes/by_city/scan", body, {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        answer = response.read()
-        samples.append((time.perf_counter() - began) * 1000)
-        invariant(response.status == 200, "BenchmarkScan", answer[:300].decode(errors="replace"))
-        rows = json.loads(answer)["rows"]
+        took, rows = timed_scan(connection, "by_city", {"equals": [city], "limit": LIMIT})
+        samples.append(took)
         invariant(bool(rows), "BenchmarkScan", f"nothing in {city}")
     connection.close()
     return percentiles(samples)["p50_ms"]

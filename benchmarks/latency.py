@@ -90,6 +90,21 @@ def connect(url: str) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=60)
 
 
+def timed_scan(
+    connection: http.client.HTTPConnection, index: str, question: dict[str, Any]
+) -> tuple[float, list[dict[str, Any]]]:
+    """How long a page takes (ms), and its rows."""
+    body = json.dumps(question).encode()
+    began = time.perf_counter()
+    connection.request("POST", f"/v1/indexes/{index}/scan", body, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    answer = response.read()
+    took = (time.perf_counter() - began) * 1000
+    invariant(response.status == 200, "BenchmarkScan", answer[:300].decode(errors="replace"))
+    rows: list[dict[str, Any]] = json.loads(answer)["rows"]
+    return took, rows
+
+
 def scan_body(chance: random.Random, rows: int = 100) -> bytes:
     """Asks for rows from a city on."""
     low = f"city-{chance.randrange(CITIES - 100):05}"

@@ -61,9 +61,10 @@ class Entries(Protocol):
     def skips(self) -> list[Skip]: ...
 
 
-def slices_of_hashes(hashes: npt.NDArray[np.uint64], slices: int) -> npt.NDArray[np.uint16]:
-    """The slice of each line of the skip ledger, by the hash (xxh3_64) of its document id. u16[n]."""
-    return (hashes % np.uint64(slices)).astype(np.uint16)
+def hashed(items: Sequence[bytes], count: int) -> npt.NDArray[np.uint16]:
+    """Which of so many each item falls to by its hash (xxh3_64): a partition key to its partition, or the
+    document id of a line of the skip ledger to its slice. u16[n]."""
+    return (hashes_of(items, len(items)) % np.uint64(count)).astype(np.uint16)
 
 
 def slices_of(
@@ -83,7 +84,7 @@ def slices_of(
         splits = np.array(rule.splits, kind)
         found = np.searchsorted(splits, np.array(partition_keys, kind), side="right").astype(np.uint16)
     else:
-        found = slices_of_hashes(hashes_of(partition_keys, len(partition_keys)), rule.partitions)
+        found = hashed(partition_keys, rule.partitions)
     if not rule.spread:
         return found
     number = id_hashes % np.array(rule.spread, np.uint64)[found]
@@ -115,8 +116,7 @@ def route(
                 routed[number] = (pack_puts(ordinals[start:end], keys[start:end], some), [])
             start = end
     if entries.skips:
-        ids = [skip.id for skip in entries.skips]
-        of_skip = slices_of_hashes(hashes_of(ids, len(ids)), slices).tolist()
+        of_skip = hashed([skip.id for skip in entries.skips], slices).tolist()
         for skip, number in zip(entries.skips, of_skip, strict=True):
             routed[number][1].append(skip)
     return routed

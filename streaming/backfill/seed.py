@@ -28,10 +28,9 @@ import pyarrow as pa
 from keytide.catalog.records import IndexRecord
 from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
-from keytide.wire.columns import hashes_of
 from keytide.wire.digests import SkippedVersion
 from keytide.wire.messages import Message, RemovalChunk, Skip
-from router.core import slices_of_hashes
+from router.core import hashed
 from streaming.backfill.batches import Seeded
 from streaming.core import runs
 from streaming.core.micro_batches import SeedUnfitError, SettledBatch
@@ -216,8 +215,7 @@ class Sending:
         for partition, some in groupby(lines, lambda line: line.partition):
             by_slice: dict[int, list[Skip]] = {}
             skips = [Skip(-1, line.offset, line.id, line.reason, line.detail) for line in some]
-            hashes = hashes_of([skip.id for skip in skips], len(skips))
-            places = slices_of_hashes(hashes, len(self._merges)).tolist()
+            places = hashed([skip.id for skip in skips], len(self._merges)).tolist()
             for skip, number in zip(skips, places, strict=True):
                 by_slice.setdefault(number, []).append(skip)
                 self._skipped[skip.reason] = self._skipped.get(skip.reason, 0) + 1

@@ -24,10 +24,10 @@ import pyarrow as pa
 
 from keytide.catalog.partitioning import Partitioning
 from keytide.errors import invariant
-from keytide.wire.columns import hashes_of, pack_times
+from keytide.wire.columns import pack_times
 from keytide.wire.messages import Heard, Skip
 from projector.core.projection import KeyspacePlan, Projected, SourceBatch, project
-from router.core import slices_of, slices_of_hashes
+from router.core import hashed, slices_of
 from streaming.core.micro_batches import add_counts
 from streaming.core.runs import SCHEMA, blob, lengths, numbers
 from streaming.core.versions import Hashes, Offsets, contained, newest_versions
@@ -158,8 +158,7 @@ class ExtentProjection:
             self._bytes += sum(entries.column(name).nbytes for name in ("key", "value"))
             self._bytes += DOCUMENT_BYTES * len(entries)
         reasons: dict[str, int] = {}
-        ids = [skip.id for skip in made.skips]
-        places = slices_of_hashes(hashes_of(ids, len(ids)), len(targets))
+        places = hashed([skip.id for skip in made.skips], len(targets))
         for skip, target in zip(made.skips, targets[places].tolist(), strict=True):
             if target < 0:
                 continue
