@@ -140,7 +140,7 @@ def _one_value(index: IndexRecord, hot: Hot, value: bytes, written: WrittenSlice
             "part of its key only, if it has one"
         )
     number = partition_of(index, hot.slice)
-    slices = definition.spread[number] if definition.spread else 1
+    slices = definition.slices_by_partition[number]
     more = min(FEW * slices, slices + most - index.slices)
     if more <= slices:
         return Advice(f"{said}, and the index has as many slices as it may have")

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from keytide.catalog.partitioning import Partitioning, readable_splits
 from keytide.catalog.records import IndexRecord
 from keytide.collation import decode_key, encode_part
 from keytide.definition.expression import Literal
-from keytide.definition.index import MAX_SLICES, IndexDefinition
+from keytide.definition.index import MAX_SLICES, IndexDefinition, slices_of
 from keytide.definition.normal import render_slices
 from keytide.definition.render import render_expression, render_name
 from keytide.definition.statement import (
@@ -127,13 +126,12 @@ def _of(index: IndexRecord, definition: IndexDefinition, spread: Sequence[int]) 
             f"index {index.name} would have {sum(spread):,} slices, and {MAX_SLICES:,} is the most",
             "have fewer partitions, or fewer slices of each",
         )
-    several = tuple(spread) if max(spread) > 1 else UNSET
-    return replace(definition, slices=sum(spread), partition_slices=several)
+    return replace(definition, **slices_of(spread))
 
 
 def _with_partitions(index: IndexRecord, partitions: int) -> IndexDefinition:
     definition = index.definition
-    spread = definition.spread or (1,) * definition.slices
+    spread = definition.slices_by_partition
     if partitions == len(spread):
         return definition
     if definition.given_splits:
@@ -155,7 +153,7 @@ def _with_partitions(index: IndexRecord, partitions: int) -> IndexDefinition:
 def _spread(index: IndexRecord, statement: SpreadPartition) -> IndexDefinition:
     definition = index.definition
     _check_number(index, statement.partition)
-    spread = list(definition.spread or (1,) * definition.slices)
+    spread = list(definition.slices_by_partition)
     if spread[statement.partition] == statement.slices:
         return definition
     if definition.partition_kind == "range":
@@ -195,7 +193,7 @@ def _parted(index: IndexRecord, statement: SplitPartition) -> IndexDefinition:
                 "say a value between, or the number of the partition that it lies in: `keytide index show "
                 f"{index.name}` has the splits",
             )
-    return _regrouped(index, {*present, *values}, index.definition.spread)
+    return _regrouped(index, {*present, *values}, index.definition.slices_by_partition)
 
 
 def _merged(index: IndexRecord, statement: MergePartitions) -> IndexDefinition:
@@ -211,7 +209,7 @@ def _merged(index: IndexRecord, statement: MergePartitions) -> IndexDefinition:
             f"name two that follow one another, as in MERGE PARTITIONS {max(0, high - 1)}, {max(1, high)}",
         )
     del present[low]
-    return _regrouped(index, set(present), index.definition.spread)
+    return _regrouped(index, set(present), index.definition.slices_by_partition)
 
 
 def _present(index: IndexRecord) -> tuple[bytes, ...]:
@@ -268,7 +266,7 @@ def _regrouped(index: IndexRecord, splits: set[bytes], spread: Sequence[int]) ->
     """The definition with these splits, and no others.
 
     Args:
-        spread: of how many slices each of its present partitions is to be; empty when each is one.
+        spread: of how many slices each of its present partitions is to be.
 
     Raises:
         CallerError: they make too many slices, or no statement can say one of them.
@@ -279,11 +277,10 @@ def _regrouped(index: IndexRecord, splits: set[bytes], spread: Sequence[int]) ->
             f"index {index.name} would have {len(ends) + 1:,} slices, and {MAX_SLICES:,} is the most",
             f"merge some first: ALTER INDEX {render_name(index.name)} MERGE PARTITIONS n, m",
         )
-    if spread:
-        before = Partitioning.of(index.definition, _present(index))
-        stretches = zip([b"", *ends], [*ends, None], strict=True)
-        spread = [max(spread[p] for p in before.partitions_of_values(*one)) for one in stretches]
-    made = _of(index, index.definition, spread or (1,) * (len(ends) + 1))
+    before = Partitioning.of(index.definition, _present(index))
+    stretches = zip([b"", *ends], [*ends, None], strict=True)
+    regrouped = [max(spread[p] for p in before.partitions_of_values(*one)) for one in stretches]
+    made = _of(index, index.definition, regrouped)
     given: list[Literal] = []
     for split in ends:
         literal = literal_of(split)

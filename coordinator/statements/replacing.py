@@ -24,7 +24,7 @@ from coordinator.statements.altering import altered, named, set_auto_split, set_
 from coordinator.statements.partitions import repartitioned
 from keytide.catalog.auto_split import AutoSplit
 from keytide.catalog.records import BuildRecord, IndexRecord
-from keytide.definition.index import MAX_SLICES, IndexDefinition
+from keytide.definition.index import MAX_SLICES, IndexDefinition, slices_of
 from keytide.definition.statement import Alteration, AlterIndex
 from keytide.errors import CallerError
 from keytide.model.protocol import LAYOUTS
@@ -134,8 +134,8 @@ def _partitions_before(definition: IndexDefinition, spread_said: bool, old: Inde
     keeps = alike and not spread_said and not definition.unique
     if spread_said:
         spread = definition.spread[:1] * kept.partitions or (1,) * kept.partitions
-    elif keeps and kept.spread:
-        spread = kept.spread
+    elif keeps:
+        spread = kept.slices_by_partition
     else:
         spread = (1,) * (kept.partitions if alike else kept.slices)
     if sum(spread) > MAX_SLICES:
@@ -144,8 +144,7 @@ def _partitions_before(definition: IndexDefinition, spread_said: bool, old: Inde
     # was spread since has them, and is another one without.
     itself = isinstance(old.auto_split, AutoSplit) and old.auto_split.layout == old.id
     splits = kept.given_splits if alike and (itself or (keeps and kept.spread)) else ()
-    several = spread if max(spread) > 1 else UNSET
-    return {"slices": sum(spread), "partition_slices": several, "given_splits": splits}
+    return {**slices_of(spread), "given_splits": splits}
 
 
 def same(one: IndexDefinition, other: IndexDefinition) -> bool:

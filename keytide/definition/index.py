@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, TypedDict
 from typing import Literal as OneOf
 
 import msgspec
@@ -59,6 +60,19 @@ class PartitionBy(msgspec.Struct, frozen=True):
     def spread(self, partitions: int) -> tuple[int, ...]:
         """Of how many slices each of so many partitions is."""
         return self.slices or (self.each or 1,) * partitions
+
+
+class Slices(TypedDict):
+    """The members of a definition that say how many there are."""
+
+    slices: int
+    partition_slices: tuple[int, ...] | msgspec.UnsetType
+
+
+def slices_of(by_partition: Sequence[int]) -> Slices:
+    """What a definition says of partitions of so many slices each."""
+    several = tuple(by_partition) if max(by_partition) > 1 else msgspec.UNSET
+    return {"slices": sum(by_partition), "partition_slices": several}
 
 
 class KeyPart(msgspec.Struct, frozen=True):
@@ -125,6 +139,11 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     def partitions(self) -> int:
         """How many there are."""
         return len(self.spread) or self.slices
+
+    @property
+    def slices_by_partition(self) -> tuple[int, ...]:
+        """Of how many slices each partition is, be it one."""
+        return self.spread or (1,) * self.slices
 
     @property
     def using(self) -> StructureName:

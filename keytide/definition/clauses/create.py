@@ -21,6 +21,7 @@ from keytide.definition.index import (
     IndexDefinition,
     KeyPart,
     PartitionBy,
+    slices_of,
 )
 from keytide.definition.names import index_name, keyspace_name, refuse, structure_name
 from keytide.definition.render import path_name, render_expression
@@ -98,7 +99,6 @@ class CreateReader:
             partition=by.expression,
             include=clauses.include,
             where=clauses.where,
-            slices=sum(spread),
             replicas=clauses.replicas,
             unique=unique,
             include_missing=clauses.include_missing,
@@ -107,7 +107,7 @@ class CreateReader:
             given_splits=by.splits,
             auto_split=True if clauses.auto_split else msgspec.UNSET,
             structure_name=msgspec.UNSET if using == "btree" else using,
-            partition_slices=spread if max(spread) > 1 else msgspec.UNSET,
+            **slices_of(spread),
         )
         self._validate(definition, columns)
         if wrong := definition.structure.fault():
