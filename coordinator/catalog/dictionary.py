@@ -17,7 +17,7 @@ from keytide.catalog.records import IndexRecord, KeyspaceRecord, Record, record_
 from keytide.definition.index import IndexDefinition
 from keytide.errors import CallerError
 from keytide.model.hints import did_you_mean
-from keytide.model.protocol import OTHER_STRUCTURES, SUBPARTITIONS
+from keytide.model.protocol import OTHER_STRUCTURES, PLACES, SUBPARTITIONS
 from keytide.model.topics import Topics
 
 
@@ -141,6 +141,8 @@ class Dictionary:
         """
         if definition.using != "btree":
             self.use_protocol(OTHER_STRUCTURES, f"an index USING {definition.using}")
+        if definition.speaks_of_places:
+            self.use_protocol(PLACES, "an index of places, or with a condition on them")
         if definition.spread:
             self.use_protocol(SUBPARTITIONS, "an index with SUBPARTITION BY")
 

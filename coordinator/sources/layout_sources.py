@@ -82,9 +82,9 @@ def other_entries(new: IndexDefinition, old: IndexDefinition) -> str:
         return "the definition says something else of entries"
     if new.samples_splits:
         return "where its slices part is found from the source"
-    if not new.partitioned_by_id and new.partition_part is None:
+    if not new.entries_say_slice:
         return "entries do not hold what the index is partitioned by"
-    if not old.partitioned_by_id and old.partition_part is None:
+    if not old.entries_say_slice:
         return "documents were skipped whose slice could not be told"
     return ""
 

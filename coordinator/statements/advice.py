@@ -20,6 +20,7 @@ from coordinator.core.slice_loads import Hot
 from coordinator.statements.partitions import literal_of, repartitioned, shown, splits_of
 from keytide.catalog.partitioning import Partitioning
 from keytide.catalog.records import IndexRecord
+from keytide.definition.expression import DocumentId
 from keytide.definition.index import MAX_REPLICAS, MAX_SLICES, IndexDefinition
 from keytide.definition.normal import normal_statement
 from keytide.definition.render import render_expression, render_name
@@ -159,7 +160,9 @@ def _range(index: IndexRecord, hot: Hot, written: WrittenSlice | None, most: int
             return Advice(
                 f"{by} rises, so all that is written lies behind the last split, wherever that is: partition "
                 f"by its hash. The price: scans of a range of {by} ask every slice then",
-                _replacing(definition, partition_kind="hash"),
+                _replacing(replace(definition, partition=DocumentId()), partition_kind="hash")
+                if definition.partitioned_by_cell
+                else _replacing(definition, partition_kind="hash"),
             )
         number = partition_of(index, hot.slice)
         split = halving_split(index, number, written)

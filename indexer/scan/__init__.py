@@ -7,11 +7,11 @@ of an index. A scan reads from top to bottom in this order (ARCHITECTURE.md, "Th
     local      this node's slices: cursors, filters, limits
     gather     all slices as one stream in key order; pages; start at `service`
     shape      entries as rows and columns (pure)
-    aggregate, query, stream, tail    what else is made of the same parts
+    aggregate, stream, nearest, query, tail    what else is made of the same parts
     tasks      what slices can work out, of all of these
     http       routes, answers, problem documents, metrics, the OpenAPI page
 
-A room knows those below it only: request and peer, plan, shape, local, gather, the four, tasks, http (a
+A room knows those below it only: request and peer, plan, shape, local, gather, the five, tasks, http (a
 contract in `pyproject.toml`). May be imported by `indexer.serve` only; imports `keytide` and the seam
 `indexer.view`.
 """

@@ -28,6 +28,7 @@ from keytide.collation import encode_part, skip_key
 from keytide.collation.layout import INVERTED
 from keytide.definition.index import MAX_SPLIT_BYTES, IndexDefinition
 from keytide.errors import InvariantViolationError
+from keytide.structure.spatial import partition_key_of
 from keytide.wire.columns import heard_ids, pick
 from keytide.wire.index_lists import WrittenSlice, WrittenValue
 from keytide.wire.messages import Segment
@@ -65,9 +66,10 @@ class WriteLoad:
         self._number = number
         self._part = part
         self._by_id = definition is not None and part is None and definition.partitioned_by_id
+        self._by_cell = definition is not None and definition.partitioned_by_cell
         self._descending = definition.descending if definition is not None else ()
         self._structure = definition.structure if definition is not None else None
-        self.known = part is not None or self._by_id
+        self.known = definition is not None and definition.entries_say_slice
         self.entries = 0
         self._unseen = 0
         self._samples = 0
@@ -131,6 +133,8 @@ class WriteLoad:
             ordinals = np.frombuffer(puts.ordinals, "<u4")[places]
             return [encode_part(one.decode()) for one in heard_ids(heard, ordinals)]
         keys = pick(np.frombuffer(puts.key_lengths, "<u2"), puts.keys, np.array(places))
+        if self._by_cell:
+            return list(map(partition_key_of, keys))
         if self._structure is not None and self._structure.key_in_value:
             values = pick(np.frombuffer(puts.value_lengths, "<u4"), puts.values, np.array(places))
             keys = list(map(self._structure.canonical, keys, values))

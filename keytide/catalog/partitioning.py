@@ -37,6 +37,8 @@ import xxhash
 
 from keytide.collation import Span, decode_key, successor, to_json_value
 from keytide.collation.layout import INVERTED
+from keytide.geometry import CELL_BYTES
+from keytide.structure.spatial import partition_key_of
 
 if TYPE_CHECKING:
     from keytide.definition.index import IndexDefinition
@@ -176,6 +178,14 @@ class Partitioning:
 @functools.lru_cache(maxsize=1_024)
 def _starts(spread: tuple[int, ...]) -> tuple[int, ...]:
     return (0, *itertools.accumulate(spread))
+
+
+def slices_of_cells(rule: Partitioning, span: Span) -> range:
+    """The slices that can hold entries of a span of a spatial index by RANGE(cell). (Its bounds are cells, or
+    none.)"""
+    low = partition_key_of(span.low) if span.low else _FIRST
+    high = None if span.high is None else partition_key_of(span.high.ljust(CELL_BYTES, b"\0"))
+    return rule.slices_of_values(low, high)
 
 
 def readable_splits(splits: Sequence[bytes]) -> list[object]:

@@ -53,6 +53,16 @@ def scan(
             metavar="JSON", help='several stretches: [{"equals": ["ORD"]}, {"low": ["S"], "high": ["T"]}]'
         ),
     ] = None,
+    within: Annotated[
+        str | None, typer.Option(metavar="PLACE", help="of a spatial index: west,south,east,north or GeoJSON")
+    ] = None,
+    contains: Annotated[str | None, typer.Option(metavar="PLACE", help="what contains a place")] = None,
+    intersects: Annotated[str | None, typer.Option(metavar="PLACE", help="what meets a place")] = None,
+    near: Annotated[
+        str | None, typer.Option(metavar="PLACE", help="lon,lat or GeoJSON, with --metres, --nearest or both")
+    ] = None,
+    metres: Annotated[float | None, typer.Option(min=0, help="how far from --near at most")] = None,
+    nearest: Annotated[int | None, typer.Option(min=1, help="so many, the nearest to --near first")] = None,
     reverse: Annotated[bool, typer.Option("--reverse", help="descending")] = False,
     distinct: Annotated[bool, typer.Option("--distinct", help="one row per key")] = False,
     limit: Annotated[
@@ -92,6 +102,10 @@ def scan(
             "inclusion": inclusion if inclusion != "both" else None,
             "prefix": prefix,
             "spans": _json("--spans", spans, list),
+            "within": _place("--within", within),
+            "contains": _place("--contains", contains),
+            "intersects": _place("--intersects", intersects),
+            "near": _near(near, metres, nearest),
             "distinct": distinct or None,
             "consistency": "tip" if tip else None,
             "at_least": _json("--at-least", at_least, dict),
@@ -116,7 +130,8 @@ def scan(
                     to,
                 )
             else:
-                _show(client, index, {**selection, "limit": limit or DEFAULT_LIMIT}, as_json)
+                rows = limit or DEFAULT_LIMIT
+                _show(client, index, selection if nearest else {**selection, "limit": rows}, as_json)
 
 
 def _count(client: Client, index: str, selection: dict[str, Any], as_json: bool) -> None:
@@ -135,9 +150,12 @@ def _show(client: Client, index: str, selection: dict[str, Any], as_json: bool) 
     shown = [
         [json.dumps(row.key, ensure_ascii=False), row.id, json.dumps(row.include) if row.include else ""]
         + ([row.reason or "valid"] if row.validated is not None else [])
+        + ([f"{row.distance:,.1f}"] if row.distance is not None else [])
         for row in page.rows
     ]
-    columns = ["key", "id", "include", "validated"][: len(shown[0]) if shown else 3]
+    measured = any(row.distance is not None for row in page.rows)
+    columns = ["key", "id", "include", "distance" if measured else "validated"]
+    columns = columns[: len(shown[0]) if shown else 3]
     table(f"{index} at snapshot {page.snapshot}", columns, shown)
     if page.validation is not None:
         out.print(f"{page.validation.get('stale', 0):,} stale rows are left out", style="dim")
@@ -152,7 +170,7 @@ def _document(answer: Count | Page) -> dict[str, Any]:
         if document.get(name) is None:
             document.pop(name, None)
     for row in document.get("rows", ()):
-        for name in ("validated", "reason"):
+        for name in ("validated", "reason", "distance"):
             if row[name] is None:
                 del row[name]
     return document
@@ -266,6 +284,45 @@ def _key(option: str, text: str | None) -> list[Any] | None:
             f"{option} '[\"ORD\", 3]'; if a text is meant: {option} {_quoted(text)}",
         ) from error
     return value if isinstance(value, list) else [value]
+
+
+def _place(option: str, text: str | None) -> Any:
+    """A place from the command line: a GeoJSON object, or numbers with commas between them.
+
+    Raises:
+        CallerError: it is neither.
+    """
+    if text is None:
+        return None
+    if text.lstrip().startswith("{"):
+        return _json(option, text, dict)
+    try:
+        return [float(number) for number in text.strip().strip("[]").split(",")]
+    except ValueError as error:
+        raise CallerError(
+            f"{option} is no place: {text!r}",
+            next_step=f"write {option} -73.78,40.64 (lon,lat), west,south,east,north or a GeoJSON geometry",
+        ) from error
+
+
+def _near(place: str | None, metres: float | None, nearest: int | None) -> dict[str, Any] | None:
+    """What lies around a place, as a request has it.
+
+    Raises:
+        CallerError: the options do not go together.
+    """
+    if place is None:
+        if metres is not None or nearest is not None:
+            raise CallerError(
+                "--metres and --nearest go with --near", next_step="say near what: --near lon,lat"
+            )
+        return None
+    if metres is None and nearest is None:
+        raise CallerError(
+            "--near takes --metres, --nearest, or both", next_step="say --nearest 5, for example"
+        )
+    said = {"point": _place("--near", place), "metres": metres, "limit": nearest}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def _quoted(text: str) -> str:

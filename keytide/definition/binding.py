@@ -34,6 +34,7 @@ from keytide.definition.expression import (
     Cast,
     Comparison,
     ComparisonOperator,
+    DistanceTo,
     DocumentId,
     Expression,
     In,
@@ -46,12 +47,14 @@ from keytide.definition.expression import (
     Or,
     Path,
     Predicate,
+    Relates,
     Truth,
     Unnest,
     children,
     identity,
 )
 from keytide.definition.index import IndexDefinition
+from keytide.definition.places import meaning
 from keytide.definition.render import render_expression
 from keytide.errors import CallerError
 
@@ -77,7 +80,7 @@ _FUNCTIONS: Final[dict[str, Callable[[Value], Value]]] = {
     "upper": semantics.upper,
     "length": semantics.length,
 }
-_CONDITIONS: Final = (Comparison, And, Or, Not, In, Like, IsNull, IsMissing, Truth)
+_CONDITIONS: Final = (Comparison, And, Or, Not, In, Like, IsNull, IsMissing, Truth, Relates)
 
 
 class NotHeldError(CallerError):
@@ -238,12 +241,16 @@ class Binding:
                 return value
             case Call(function="coalesce", arguments=arguments):
                 return _coalesce(tuple(map(self._value, arguments)))
+            case Call(function="point", arguments=(x, y)):
+                return _combined(meaning.point, self._value(x), self._value(y))
             case Call(function=function, arguments=(argument,)):
                 return _applied(_FUNCTIONS[function], self._value(argument))
             case Cast(operand=operand, type=type_):
                 return _applied(semantics.CASTS[type_], self._value(operand))
             case Negate(operand=operand):
                 return _applied(semantics.negate, self._value(operand))
+            case DistanceTo(operand=operand):
+                return _applied(meaning.distance_to(node), self._value(operand))
             case Binary(operator=operator, left=left, right=right):
                 return _combined(_OPERATIONS[operator], self._value(left), self._value(right))
         raise NotHeldError(f"{render_expression(node)} is not held")  # `_check` has said so before
@@ -268,6 +275,8 @@ class Binding:
                 return _applied(_is_null, self._value(operand))
             case IsMissing(operand=operand):
                 return _applied(_is_missing, self._value(operand))
+            case Relates(operand=operand):
+                return _applied(meaning.relates(node), self._value(operand))
             case Truth(operand=operand):
                 return _applied(_truth, self._value(operand))
 

@@ -42,8 +42,9 @@ class Unnest(Node, frozen=True):
     operand: Path
 
 
-FunctionName = OneOf["lower", "upper", "length", "coalesce"]
+FunctionName = OneOf["lower", "upper", "length", "coalesce", "point"]
 TypeName = OneOf["text", "bigint", "double", "boolean"]
+RelationName = OneOf["within", "contains", "intersects", "dwithin"]
 BinaryOperator = OneOf["+", "-", "*", "/", "%", "||"]
 ComparisonOperator = OneOf["=", "<>", "<", "<=", ">", ">="]
 
@@ -74,6 +75,34 @@ class Negate(Node, frozen=True):
     """Unary minus."""
 
     operand: Expression
+
+
+class PlaceLiteral(Node, frozen=True):
+    """A place that a statement gives; never an expression of its own.
+
+    Attributes:
+        geojson: the geometry, in the normal form of `keytide.geometry`.
+        srid: the system of its coordinates, 4326 or 0.
+    """
+
+    geojson: str
+    srid: int
+
+
+class DistanceTo(Node, frozen=True):
+    """ST_Distance(operand, place): metres, or units of a plane."""
+
+    operand: Expression
+    place: PlaceLiteral
+
+
+class Relates(Node, frozen=True):
+    """The operand is within, contains, or intersects the place, or is at most `metres` away from it."""
+
+    relation: RelationName
+    operand: Expression
+    place: PlaceLiteral
+    metres: float = 0.0
 
 
 class Comparison(Node, frozen=True):
@@ -123,8 +152,8 @@ class Truth(Node, frozen=True):
     operand: Expression
 
 
-Expression: TypeAlias = Path | DocumentId | Literal | Unnest | Call | Cast | Binary | Negate
-Predicate: TypeAlias = Comparison | And | Or | Not | In | Like | IsNull | IsMissing | Truth
+Expression: TypeAlias = Path | DocumentId | Literal | Unnest | Call | Cast | Binary | Negate | DistanceTo
+Predicate: TypeAlias = Comparison | And | Or | Not | In | Like | IsNull | IsMissing | Truth | Relates
 
 FLIPPED: Final[dict[ComparisonOperator, ComparisonOperator]] = {
     "=": "=",

@@ -10,17 +10,21 @@ import msgspec
 
 from keytide.collation import encode_part
 from keytide.definition.expression import (
+    Call,
+    DistanceTo,
     DocumentId,
     Expression,
     Literal,
     Path,
     Predicate,
+    Relates,
     Unnest,
     same,
     walk,
 )
 from keytide.definition.render import path_name, render_expression
 from keytide.structure import Structure, StructureName, structure_of
+from keytide.structure.spatial import GEOGRAPHIC_SRID
 
 PartitionKind = OneOf["hash", "range"]
 DEFAULT_SLICES: Final = 8
@@ -31,6 +35,8 @@ MAX_SPLIT_BYTES: Final = 256
 """Of an encoded split: routing compares so many bytes of every key at most."""
 MAX_KEY_PARTS: Final = 32
 """As in PostgreSQL."""
+CELL: Final = Path(("cell",))
+"""What a spatial index is partitioned by with RANGE(cell): the cell that an entry stands for."""
 MAX_INCLUDED: Final = 128
 """Paths: each is read of every document and kept with every entry. Whoever wants all of a document
 has it in its topic."""
@@ -110,6 +116,7 @@ class IndexDefinition(msgspec.Struct, frozen=True):
             records are what they were before there was this option.
         structure_name: what USING says; not there when it says btree, likewise.
         partition_slices: of how many slices each partition is; not there when each is one, likewise.
+        srid: of a spatial index in a plane, 0; not there of one on the globe, and of other structures.
     """
 
     name: str
@@ -129,6 +136,7 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     auto_split: OneOf[True] | msgspec.UnsetType = msgspec.UNSET
     structure_name: StructureName | msgspec.UnsetType = msgspec.UNSET
     partition_slices: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    srid: int | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def spread(self) -> tuple[int, ...]:
@@ -153,7 +161,17 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     @property
     def structure(self) -> Structure:
         """What its entries are made like, and found by."""
-        return structure_of(self.using, len(self.keys), self.descending)
+        return structure_of(self.using, len(self.keys), self.descending, self.system)
+
+    @property
+    def system(self) -> int:
+        """The srid of its coordinates, of a spatial index."""
+        return GEOGRAPHIC_SRID if self.srid is msgspec.UNSET else self.srid
+
+    @property
+    def partitioned_by_cell(self) -> bool:
+        """Whether an entry's slice follows from its cell, of a spatial index."""
+        return self.using == "spatial" and same(self.partition, CELL)
 
     @property
     def splits_itself(self) -> bool:
@@ -166,6 +184,20 @@ class IndexDefinition(msgspec.Struct, frozen=True):
         it."""
         directions = tuple(part.descending for part in self.keys)
         return directions if any(directions) else ()
+
+    @property
+    def speaks_of_places(self) -> bool:
+        """Whether releases before protocol version 5 do not understand it."""
+        said = [
+            self.partition,
+            *(part.expression for part in self.keys),
+            *([self.where] if self.where else []),
+        ]
+        return self.using == "spatial" or any(
+            isinstance(node, Relates | DistanceTo) or (isinstance(node, Call) and node.function == "point")
+            for one in said
+            for node in walk(one)
+        )
 
     @property
     def unnest(self) -> Unnest | None:
@@ -196,6 +228,11 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     @property
     def partitioned_by_id(self) -> bool:
         return isinstance(self.partition, DocumentId)
+
+    @property
+    def entries_say_slice(self) -> bool:
+        """Whether an entry says by itself what its slice follows from."""
+        return self.partition_part is not None or self.partitioned_by_id or self.partitioned_by_cell
 
     @property
     def raw_id_routes(self) -> bool:
@@ -231,6 +268,11 @@ class IndexDefinition(msgspec.Struct, frozen=True):
             return (
                 f"{self.partition_kind.upper()}(id) puts a document into one slice already",
                 "Leave SUBPARTITION BY out, and say how many slices there are: WITH (slices=n).",
+            )
+        if self.partitioned_by_cell and self.partition_kind == "hash":
+            return (
+                "neighbours have other cells, and a hash has no neighbours",
+                "Write RANGE(cell), which keeps them together, or HASH(id), which spreads them.",
             )
         if self.partition_part is not None:
             return None

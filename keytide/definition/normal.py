@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from keytide.definition.expression import DocumentId
 from keytide.definition.index import IndexDefinition
 from keytide.definition.names import free_name
 from keytide.definition.render import render_expression, render_name, render_predicate
@@ -44,6 +45,7 @@ def normal_statement(definition: IndexDefinition, *, name_btree: bool = False) -
     options += ["include_missing=true"] if definition.include_missing else []
     options += ["defer_build=true"] if definition.defer_build else []
     options += ["auto_split=true"] if definition.splits_itself else []
+    options += [] if definition.srid is msgspec.UNSET else [f"srid={definition.srid}"]
     if options:
         lines.append(f"WITH ({', '.join(options)})")
     if definition.where is not None:
@@ -63,5 +65,11 @@ def ordered_statement(definition: IndexDefinition, taken: Collection[str]) -> st
         taken: names of indexes that there are.
     """
     name = free_name(f"{definition.name[:_STEM]}_btree", taken)
-    replaced = msgspec.structs.replace(definition, name=name, structure_name=msgspec.UNSET, defer_build=False)
+    replaced = msgspec.structs.replace(
+        definition, name=name, structure_name=msgspec.UNSET, srid=msgspec.UNSET, defer_build=False
+    )
+    if definition.partitioned_by_cell:
+        replaced = msgspec.structs.replace(
+            replaced, partition=DocumentId(), partition_kind="hash", given_splits=()
+        )
     return normal_statement(replaced, name_btree=True)

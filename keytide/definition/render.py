@@ -13,6 +13,7 @@ from keytide.definition.expression import (
     Call,
     Cast,
     Comparison,
+    DistanceTo,
     DocumentId,
     Expression,
     In,
@@ -24,10 +25,14 @@ from keytide.definition.expression import (
     Not,
     Or,
     Path,
+    PlaceLiteral,
     Predicate,
+    Relates,
+    RelationName,
     Truth,
     Unnest,
 )
+from keytide.structure.spatial import GEOGRAPHIC_SRID
 
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*+")
 _RESERVED: Final = frozenset(
@@ -38,6 +43,12 @@ _RESERVED: Final = frozenset(
     WITH XOR
     """.split()  # noqa: SIM905 - a list of words reads better as words
 )
+_RELATIONS: Final[dict[RelationName, str]] = {
+    "within": "ST_Within",
+    "contains": "ST_Contains",
+    "intersects": "ST_Intersects",
+    "dwithin": "ST_DWithin",
+}
 _TYPE_NAMES: Final = {"text": "text", "bigint": "bigint", "double": "double precision", "boolean": "boolean"}
 
 
@@ -84,6 +95,8 @@ def render_expression(node: Expression) -> str:
             return f"({render_expression(left)} {operator} {render_expression(right)})"
         case Negate(operand=operand):
             return f"(- {render_expression(operand)})"
+        case DistanceTo(operand=operand, place=place):
+            return f"ST_Distance({render_expression(operand)}, {render_place(place)})"
 
 
 def render_predicate(node: Predicate) -> str:
@@ -106,8 +119,21 @@ def render_predicate(node: Predicate) -> str:
             return f"{render_expression(operand)} IS NULL"
         case IsMissing(operand=operand):
             return f"{render_expression(operand)} IS MISSING"
+        case Relates(relation=relation, operand=operand, place=place, metres=metres):
+            away = f", {metres!r}" if relation == "dwithin" else ""
+            return f"{_RELATIONS[relation]}({render_expression(operand)}, {render_place(place)}{away})"
         case Truth(operand=operand):
             return render_expression(operand)
+
+
+def render_place(place: PlaceLiteral) -> str:
+    """The SQL of a place."""
+    system = "" if place.srid == GEOGRAPHIC_SRID else f", {place.srid}"
+    geometry = json.loads(place.geojson)
+    if geometry["type"] == "Point":
+        x, y = geometry["coordinates"]
+        return f"ST_Point({x!r}, {y!r}{system})"
+    return f"ST_GeomFromGeoJSON({_constant(place.geojson)}{system})"
 
 
 def _constant(value: bool | int | float | str | None) -> str:

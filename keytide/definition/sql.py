@@ -29,14 +29,15 @@ from keytide.definition.expression import (
     Predicate,
     Truth,
 )
+from keytide.definition.places.reading import PlaceReader
 from keytide.definition.semantics import LikePattern
-from keytide.definition.values import COMPARISONS, Dialect, ValueReader, number
+from keytide.definition.values import COMPARISONS, Dialect, number
 
 Constants = Sequence[tuple[int, str]]
 """Constants as they are written, each with its place."""
 
 
-class ExpressionReader(ValueReader):
+class ExpressionReader(PlaceReader):
     """Reads expressions of one statement; raises `InvalidStatementError` with the place in `text`."""
 
     _lists: Mapping[int, Constants] = MappingProxyType({})
@@ -110,7 +111,7 @@ class ExpressionReader(ValueReader):
             return self._like(node.this, node.this.expression, escape.value)
         if isinstance(node, exp.Is):
             return self._is(node)
-        return Truth(self._expression(node))
+        return self._relation(node) or Truth(self._expression(node))
 
     def _negated(self, node: exp.Expr, predicate: Predicate) -> Predicate:
         return Not(predicate) if node.args.get("negate") else predicate

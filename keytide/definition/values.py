@@ -148,7 +148,7 @@ class ValueReader:
                 did_you_mean(
                     name.upper(),
                     map(str.upper, _CALLABLE),
-                    "There are LOWER, UPPER, LENGTH, COALESCE, CAST and UNNEST; "
+                    "There are LOWER, UPPER, LENGTH, COALESCE, CAST, UNNEST and those of places; "
                     "write a field of that name in double quotes.",
                 ),
             )

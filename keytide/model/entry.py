@@ -6,7 +6,9 @@ An entry is (entry key, value). The entry key is the canonical key and the docum
 (`keytide.collation`). The value holds what the key cannot: the key's forms and the included columns. Nearly
 every entry has neither, and its value is b""; otherwise it is the msgpack array [forms, include_json |
 nil], where `include_json` is a JSON object as the projector wrote it, passed on to rows untouched. Where the
-entry key does not say the canonical key (`keytide.structure.hashed`), the array has it as its third member.
+entry key does not say the canonical key (`keytide.structure.hashed`), the array has it as its third member;
+where a canonical key has several entries (`keytide.structure.spatial`), the fourth is the stored keys of all
+of them, in order, which have one length.
 
 LMDB keys are at most 511 bytes (as built by default), and stores put a byte or two of their own there. An
 entry whose canonical key and id come to more than INLINE_LIMIT is *long*: the store keeps it in a second
@@ -38,8 +40,11 @@ DIGEST_BYTES: Final = 16
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[bytes, bytes | None]).decode
 _decode_keyed = msgspec.msgpack.Decoder(tuple[bytes, bytes | None, bytes]).decode
+_decode_placed = msgspec.msgpack.Decoder(tuple[bytes, bytes | None, bytes, bytes]).decode
 _KEYED: Final = b"\x93"
 """How an array of three begins in msgpack."""
+_PLACED: Final = b"\x94"
+"""The same of four."""
 
 
 def pack_value(forms: bytes, include_json: bytes | None = None) -> bytes:
@@ -68,9 +73,14 @@ def unpack_value(value: bytes) -> tuple[bytes, bytes | None]:
         raise _undecodable(error, value) from error
 
 
-def pack_keyed_value(forms: bytes, include_json: bytes | None, key: bytes) -> bytes:
-    """An entry's value that holds the canonical key as well. Else as `pack_value`."""
-    return _encode((forms, include_json, key))
+def pack_keyed_value(forms: bytes, include_json: bytes | None, key: bytes, places: bytes = b"") -> bytes:
+    """An entry's value that holds the canonical key as well. Else as `pack_value`.
+
+    Args:
+        places: the stored keys of all entries of that key, ascending, one after the other; b"" when this is
+            the only one.
+    """
+    return _encode((forms, include_json, key, places) if places else (forms, include_json, key))
 
 
 def unpack_keyed_value(value: bytes) -> tuple[bytes, bytes | None, bytes]:
@@ -80,7 +90,25 @@ def unpack_keyed_value(value: bytes) -> tuple[bytes, bytes | None, bytes]:
         InvariantViolationError: `value` was not made by `pack_keyed_value`.
     """
     try:
+        if value.startswith(_PLACED):
+            forms, include_json, key, _ = _decode_placed(value)
+            return forms, include_json, key
         return _decode_keyed(value)
+    except msgspec.DecodeError as error:
+        raise _undecodable(error, value) from error
+
+
+def places_of(value: bytes) -> bytes:
+    """The stored keys of all entries of a value's canonical key, as `pack_keyed_value` has them; b"" when
+    there is one only.
+
+    Raises:
+        InvariantViolationError: as `unpack_keyed_value`.
+    """
+    if not value.startswith(_PLACED):
+        return b""
+    try:
+        return _decode_placed(value)[3]
     except msgspec.DecodeError as error:
         raise _undecodable(error, value) from error
 
@@ -94,7 +122,7 @@ def check_value(value: bytes) -> bool:
     Raises:
         InvariantViolationError: it was made by neither `pack_value` nor `pack_keyed_value`.
     """
-    keyed = value[:1] == _KEYED
+    keyed = value.startswith((_KEYED, _PLACED))
     if keyed:
         unpack_keyed_value(value)
     else:

@@ -16,6 +16,8 @@ said by `replaces`, `took_over` and `replaced_by`. Copies that move (R42): `Copy
 them while the leader says that it speaks 3 (`TermRecord.protocol`) |
 | 4 | indexes of another structure than btree (`IndexDefinition.structure_name`, `keytide.structure`), and \
 with partitions of several slices (`IndexDefinition.partition_slices`) |
+| 5 | indexes USING spatial, whose documents may have several entries, of which one is read \
+(`keytide.structure.spatial`); conditions on places in WHERE, and POINT |
 
 A gateway reports nothing, so nobody counts it; neither is a coordinator counted that stands by. A process
 that reads of a version which it does not speak ends (`UnknownVersionError`), from version 2 on; those of
@@ -38,11 +40,13 @@ OTHER_STRUCTURES: Final = 4
 """From which on an index may be USING something else than btree."""
 SUBPARTITIONS: Final = 4
 """From which on a partition may be of several slices."""
-NEEDED: Final = max(LAYOUTS, MOVES, OTHER_STRUCTURES, SUBPARTITIONS)
+PLACES: Final = 5
+"""From which on an index may be USING spatial, and a definition speak of places."""
+NEEDED: Final = max(LAYOUTS, MOVES, OTHER_STRUCTURES, SUBPARTITIONS, PLACES)
 """The latest that something needs which can be asked for: while somebody speaks less, that is refused."""
 CHANGES: Final = 3
 """From which on a leader understands `HeartbeatChanges`."""
-SPOKEN: Final = 4
+SPOKEN: Final = 5
 """Up to which this release speaks."""
 
 

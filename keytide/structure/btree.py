@@ -27,6 +27,7 @@ class BTree:
     name: ClassVar = "btree"
     ordered: ClassVar = True
     key_in_value: ClassVar = False
+    several: ClassVar = False
     key_limit: ClassVar[int | None] = MAX_KEY_BYTES
 
     parts: int
@@ -35,8 +36,8 @@ class BTree:
     def fault(self) -> tuple[str, str] | None:
         return None
 
-    def stored(self, keys: Sequence[bytes]) -> list[bytes]:
-        return list(keys)
+    def stored(self, keys: Sequence[bytes]) -> list[tuple[bytes, ...]]:
+        return [(key,) for key in keys]
 
     def stem(self, key: bytes) -> bytes:
         return key
@@ -76,7 +77,7 @@ class BTree:
                 self.descending,
                 self.parts,
             )
-        return Selected(found)
+        return Selected((found,))
 
     def boxed(self, box: Box, most: int) -> Boxed:
         """A box is walked along the key: as long as a part may have single values only, every one of them

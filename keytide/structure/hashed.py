@@ -67,6 +67,7 @@ class Hash:
     name: ClassVar = "hash"
     ordered: ClassVar = False
     key_in_value: ClassVar = True
+    several: ClassVar = False
     key_limit: ClassVar[int | None] = None
 
     parts: int
@@ -77,17 +78,17 @@ class Hash:
             return "a hash index has no order, so no part of its key is DESC", "Leave DESC out."
         return None
 
-    def stored(self, keys: Sequence[bytes]) -> list[bytes]:
+    def stored(self, keys: Sequence[bytes]) -> list[tuple[bytes, ...]]:
         if len(keys) == 1:
-            return [digest_of(keys[0]) + NO_TIE]
+            return [(digest_of(keys[0]) + NO_TIE,)]
         digests = [digest_of(key) for key in keys]
         if len(set(digests)) == len(digests):
-            return [digest + NO_TIE for digest in digests]
+            return [(digest + NO_TIE,) for digest in digests]
         tied: dict[bytes, list[bytes]] = {}
         for digest, key in zip(digests, keys, strict=True):
             tied.setdefault(digest, []).append(key)
         ties = {key: tie for some in tied.values() for tie, key in enumerate(sorted(some))}
-        return [digest + encode_length(ties[key]) for digest, key in zip(digests, keys, strict=True)]
+        return [(digest + encode_length(ties[key]),) for digest, key in zip(digests, keys, strict=True)]
 
     def stem(self, key: bytes) -> bytes:
         return digest_of(key)
@@ -128,7 +129,7 @@ class Hash:
         if wanted.equals is None:
             if wanted.low or wanted.high:
                 raise _no_order("a range")
-            return Selected(Span())
+            return Selected((Span(),))
         if len(wanted.equals) > self.parts:
             raise CallerError(
                 f"{len(wanted.equals)} key parts were given, the index has {self.parts}",
@@ -136,11 +137,11 @@ class Hash:
                 next_step="Give all of the index's key parts.",
             )
         if not wanted.equals:
-            return Selected(Span())
+            return Selected((Span(),))
         if len(wanted.equals) < self.parts:
             raise _no_order(f"{len(wanted.equals)} of {self.parts} key parts")
         key = encode_key(wanted.equals)
-        return Selected(_span_of(key), (key,))
+        return Selected((_span_of(key),), (key,))
 
     def boxed(self, box: Box, most: int) -> Boxed | str:
         parts = [box.get(ordinal) for ordinal in range(self.parts)]

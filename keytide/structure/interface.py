@@ -8,6 +8,7 @@ from typing import ClassVar, Final, Literal, Protocol
 
 from keytide.collation import Span, Value
 from keytide.errors import CallerError
+from keytide.geometry import Region
 
 MOST_KEYS: Final = 10_000
 """Whole keys that one condition is answered for, where a structure finds nothing else."""
@@ -32,6 +33,7 @@ class WantedKeys:
         prefix: what the next part, a string, begins with.
         low, high: leading parts of the bounds.
         inclusion: which of the bounds belong to it.
+        region: what a place must be like, of a structure that finds places.
     """
 
     equals: Sequence[Value] | None = None
@@ -39,6 +41,7 @@ class WantedKeys:
     low: Sequence[Value] | None = None
     high: Sequence[Value] | None = None
     inclusion: Inclusion = "both"
+    region: Region | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +49,11 @@ class Selected:
     """What of an index answers a selection.
 
     Attributes:
-        span: entries outside of it are not meant.
-        keys: canonical keys: of the entries in the span those that have one of them; empty for all.
+        spans: entries outside of them are not meant; in no order.
+        keys: canonical keys: of the entries in the spans those that have one of them; empty for all.
     """
 
-    span: Span
+    spans: Sequence[Span]
     keys: tuple[bytes, ...] = ()
 
 
@@ -96,12 +99,14 @@ class Structure(Protocol):
         name: as USING has it.
         ordered: entries come in the order of keys.
         key_in_value: values hold the canonical key, for the entry key does not.
+        several: a canonical key may have several entries, of which a reader wants one.
         key_limit: bytes of the longest canonical key; None for no limit of its own.
     """
 
     name: ClassVar[str]
     ordered: ClassVar[bool]
     key_in_value: ClassVar[bool]
+    several: ClassVar[bool]
     key_limit: ClassVar[int | None]
 
     @property
@@ -121,13 +126,18 @@ class Structure(Protocol):
 
     # --- entries ------------------------------------------------------------------
 
-    def stored(self, keys: Sequence[bytes]) -> list[bytes]:
-        """The stored keys of a document's canonical keys, which are different ones: different again."""
+    def stored(self, keys: Sequence[bytes]) -> list[tuple[bytes, ...]]:
+        """The stored keys of each of a document's canonical keys, which are different ones: different again.
+        More than one, ascending, only if `several`.
+
+        Raises:
+            NotAGeometryError: of a spatial structure: a key is no place.
+        """
         ...
 
     def stem(self, key: bytes) -> bytes:
         """What every entry key of a canonical key begins with. Those of other keys may, too, unless the
-        structure is ordered."""
+        structure is ordered. (Nothing, if there are `several`.)"""
         ...
 
     def id_start(self, entry_key: bytes) -> int:

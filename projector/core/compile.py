@@ -31,6 +31,7 @@ from keytide.collation import MISSING, encode_part, key_forms
 from keytide.collation.layout import INVERTED
 from keytide.definition import semantics
 from keytide.definition.index import IndexDefinition
+from keytide.definition.places import meaning
 from keytide.model.entry import pack_keyed_value, pack_value
 from projector.core.outcomes import FAILURES, KeyTooLargeError, TooManyElementsError, explain
 from projector.core.writer import OPERATIONS, FunctionWriter
@@ -61,6 +62,7 @@ _GLOBALS: Final[dict[str, object]] = {
         for name in ("equal", "less", "less_or_equal", "negate", *OPERATIONS.values())
     },
     **{name: getattr(semantics, name) for name in ("lower", "upper", "length", "coalesce")},
+    "point": meaning.point,
     **{f"cast_{name}": function for name, function in semantics.CASTS.items()},
 }
 

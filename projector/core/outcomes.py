@@ -7,6 +7,7 @@ from typing import Final
 
 from keytide.collation import NotIndexableError
 from keytide.errors import CallerError
+from keytide.geometry import NotAGeometryError
 from keytide.model.entry import MAX_KEY_BYTES
 
 MAX_ELEMENTS: Final = 10_000
@@ -48,6 +49,6 @@ among them."""
 
 def explain(ordinal: int, error: Exception) -> tuple[int, str, str]:
     """(ordinal, reason, detail) of a failure."""
-    if isinstance(error, SkippedError | NotIndexableError):
+    if isinstance(error, SkippedError | NotIndexableError | NotAGeometryError):
         return ordinal, error.problem_type, error.message[:MAX_DETAIL]
     return ordinal, "not-projectable", f"{type(error).__name__}: {error}"[:MAX_DETAIL]

@@ -26,8 +26,10 @@ from keytide.definition.expression import (
     Not,
     Or,
     Predicate,
+    Relates,
     Truth,
 )
+from keytide.definition.places.meaning import relates
 from keytide.definition.semantics import Constants, LikePattern
 
 
@@ -63,6 +65,8 @@ class PredicateWriter:
                 return f"{self._atom(operand)} is None" if wanted else _known(self._atom(operand))
             case IsMissing(operand=operand):
                 return f"{self._atom(operand)} is {'' if wanted else 'not '}MISSING"
+            case Relates(operand=operand):
+                return f"{self._constant('relates', relates(node))}({self._atom(operand)}) is {wanted}"
             case Truth(operand=operand):
                 return f"{self._atom(operand)} is {wanted}"
 

@@ -10,6 +10,7 @@ from keytide.definition.expression import (
     Binary,
     Call,
     Cast,
+    DistanceTo,
     DocumentId,
     Expression,
     Literal,
@@ -20,7 +21,10 @@ from keytide.definition.expression import (
     walk,
 )
 from keytide.definition.index import IndexDefinition
+from keytide.definition.places.meaning import distance_to
 from keytide.errors import invariant
+from keytide.structure.point_keys import encode_place
+from keytide.structure.spatial import partition_key_of
 from projector.core.decoding import attribute_of
 from projector.core.outcomes import (
     LEADING_KEY_MISSING,
@@ -59,7 +63,10 @@ class FunctionWriter:
         self._stored_bytes = "len(key)"
         if self._structure.key_in_value:
             self.constants["stored"] = self._structure.stored
-            self._stored_bytes = str(len(self._structure.stored((b"",))[0]))
+        if self._structure.several:
+            self.constants |= {"encode_place": encode_place, "partition_key_of": partition_key_of}
+        elif self._structure.key_in_value:
+            self._stored_bytes = str(len(self._structure.stored((b"",))[0][0]))
 
     def source(self) -> str:
         definition = self._definition
@@ -76,7 +83,9 @@ class FunctionWriter:
             self._line(f"if not {condition}:")
             self._line("    where_not_true += 1")
             self._line("    continue")
-        if definition.unnest is None:
+        if self._structure.several:
+            self._entries_of_place()
+        elif definition.unnest is None:
             self._one_entry()
         else:
             self._many_entries(definition.unnest)
@@ -119,6 +128,8 @@ class FunctionWriter:
                 text = "ids[ordinal].decode()"
             case Call(function=function, arguments=arguments):
                 text = f"{function}({', '.join(map(self._atom, arguments))})"
+            case DistanceTo(operand=operand):
+                text = f"{self._constant('distance', distance_to(node))}({self._atom(operand)})"
             case Cast(operand=operand, type=type_):
                 text = f"cast_{type_}({self._atom(operand)})"
             case Negate(operand=operand):
@@ -169,9 +180,31 @@ class FunctionWriter:
         if self._definition.include or self._structure.key_in_value:
             self._line(f"values[len(keys)] = {value}")
         self._line("entries.append(ordinal)")
-        self._line("keys.append(stored((key,))[0])" if self._structure.key_in_value else "keys.append(key)")
+        self._line(
+            "keys.append(stored((key,))[0][0])" if self._structure.key_in_value else "keys.append(key)"
+        )
         if partition:
             self._line(f"partition_keys.append({partition})")
+
+    def _entries_of_place(self) -> None:
+        """The rest of the loop for an index of places: an entry for each cell of one."""
+        definition = self._definition
+        place = self._atom(definition.keys[0].expression)
+        self._line(f"if {place} is MISSING or {place} is None:")
+        self._line("    leading_key_missing += 1")
+        self._line("    continue")
+        self._line(f"key, forms = encode_place({place})")
+        self._line("places = stored((key,))[0]")
+        partition = "" if definition.partitioned_by_cell else self._partition_key()
+        included = self._included() or None
+        several = '"b"".join(places) if len(places) > 1 else b""'[1:]
+        value = self._variable(f"pack_keyed_value(forms, {included}, key, {several})", "value")
+        self._except()
+        self._line("for place in places:")
+        self._line(f"    values[len(keys)] = {value}")
+        self._line("    entries.append(ordinal)")
+        self._line("    keys.append(place)")
+        self._line(f"    partition_keys.append({partition or 'partition_key_of(place)'})")
 
     def _many_entries(self, unnest: Unnest) -> None:
         """The rest of the loop for an index with UNNEST: a loop over the elements within it."""
@@ -211,8 +244,10 @@ class FunctionWriter:
         self._line("    leading_key_missing += 1")
         self._line("    continue")
         self._except()
-        stored = "zip(stored(list(rows)), rows.values())" if self._structure.key_in_value else "rows.items()"
-        self._line(f"for key, (partition_key, value) in {stored}:")
+        if self._structure.key_in_value:
+            self._line("for (key,), (partition_key, value) in zip(stored(list(rows)), rows.values()):")
+        else:
+            self._line("for key, (partition_key, value) in rows.items():")
         self._line("    if value:")
         self._line("        values[len(keys)] = value")
         self._line("    entries.append(ordinal)")

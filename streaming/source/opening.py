@@ -16,7 +16,7 @@ from keytide.client import Client
 from keytide.errors import CallerError, InvariantViolationError, KeytideError, RetryableError
 from streaming.source.columns import IndexColumn, columns_of, groups_of, key_names, types_of
 from streaming.source.options import Options
-from streaming.source.where import spans_of
+from streaming.source.where import selection_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,8 +74,7 @@ def open_index(options: Options) -> IndexSnapshot:
         scan.close()
         selection: Mapping[str, Any] | None = options.selection
         if options.where:
-            spans = spans_of(options.where, key_names(columns))
-            selection = None if spans == [] else {} if spans is None else {"spans": spans}
+            selection = selection_of(options.where, key_names(columns))
         slices: tuple[int, ...] = ()
         if selection is not None:
             page = client.page(options.index, limit=1, columns=["id"], explain=True, **asking, **selection)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from keytide.errors import CallerError
 
@@ -13,16 +13,15 @@ DEFAULT_LEASE_S: Final = 600
 """How long a DataFrame may stay unused. Longer than between two cells of a notebook, as a rule; shorter than
 a forgotten one may keep nodes from using disk again."""
 
-ValueT = TypeVar("ValueT")
-
-SELECTION: Final[tuple[str, ...]] = ("equals", "low", "high", "inclusion", "prefix", "spans")
+_PLACES: Final = ("within", "contains", "intersects", "near")
+SELECTION: Final[tuple[str, ...]] = ("equals", "low", "high", "inclusion", "prefix", "spans", *_PLACES)
 MOMENT: Final[tuple[str, ...]] = ("at_least", "session", "max_staleness_ms", "timeout_ms")
 _WORDS: Final = ("inclusion", "prefix", "session", "consistency")
 _NUMBERS: Final = ("max_staleness_ms", "timeout_ms", "lease_s")
 _LISTS: Final = ("equals", "low", "high", "spans")
 _OBJECTS: Final = ("at_least", "types")
 NAMES: Final = tuple(
-    sorted({"url", "index", "path", "token", "where", "at", *_WORDS, *_NUMBERS, *_LISTS, *_OBJECTS})
+    sorted({"url", "index", "path", "token", "where", "at", *_WORDS, *_NUMBERS, *_LISTS, *_OBJECTS, *_PLACES})
 )
 
 
@@ -122,13 +121,17 @@ def _value(name: str, text: str) -> Any:
         return _json(name, text, list, 'a JSON list, like ["Boston", 3]')
     if name in _OBJECTS:
         return _json(name, text, dict, "a JSON object, like " + _EXAMPLES[name])
+    if name == "near":
+        return _json(name, text, dict, 'a JSON object, like {"point": [-73.78, 40.64], "metres": 5000}')
+    if name in _PLACES:
+        return _json(name, text, (dict, list), "a GeoJSON geometry, or a box [west, south, east, north]")
     return text
 
 
 _EXAMPLES: Final = {"at_least": '{"0": 4711}', "types": '{"n": "bigint"}'}
 
 
-def _json(name: str, text: str, kind: type[ValueT], form: str) -> ValueT:
+def _json(name: str, text: str, kind: type | tuple[type, ...], form: str) -> Any:
     try:
         value = json.loads(text)
     except ValueError:

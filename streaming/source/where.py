@@ -14,12 +14,13 @@ between values of one type only, so a range ends where its type does: `n > 3` en
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Any, Final
 
-from keytide.definition.expression import And, Comparison, In, Like, Literal, Or, Predicate
+from keytide.definition.expression import And, Comparison, In, Like, Literal, Or, Predicate, Relates
 from keytide.definition.render import render_expression, render_predicate
 from keytide.definition.semantics import compare
 from keytide.query.parse.normal import FALSE, TRUE, normal
@@ -51,6 +52,19 @@ _INCLUSION: Final = {
     (False, True): "high",
     (False, False): "neither",
 }
+
+
+def selection_of(text: str, parts: Sequence[str]) -> dict[str, Any] | None:
+    """The members of a scan request for the rows for which a condition is true; None where there are none.
+    Takes and raises what `spans_of` does."""
+    condition = normal(_parsed(text))
+    if isinstance(condition, Relates) and render_expression(condition.operand) in parts[:1]:
+        place = json.loads(condition.place.geojson)
+        if condition.relation == "dwithin":
+            return {"near": {"point": place, "metres": condition.metres}}
+        return {condition.relation: place}
+    spans = spans_of(text, parts)
+    return {} if spans is None else {"spans": spans} if spans else None
 
 
 def spans_of(text: str, parts: Sequence[str]) -> list[Span] | None:
@@ -145,7 +159,8 @@ def _part(node: Predicate, parts: Sequence[str]) -> int:
     if name not in parts:
         raise OptionError(
             f"`where` cannot have {render_predicate(node)}: it takes =, <, <=, >, >=, IN, BETWEEN and "
-            f"LIKE 'abc%' of {', '.join(parts)}, with AND and OR; filter by everything else in Spark"
+            f"LIKE 'abc%' of {', '.join(parts)}, with AND and OR, or one condition on a place, alone, of a "
+            "spatial index; filter by everything else in Spark"
         )
     return parts.index(name)
 

@@ -318,7 +318,7 @@ def projected(definition: IndexDefinition, held: dict[str, Document]) -> list[tu
         except naive.LeaveOut:
             continue
         keys = definition.structure.stored([key for key, _, _, _ in made])
-        for (key, partition, forms, include), kept in zip(made, keys, strict=True):
+        for (key, partition, forms, include), (kept,) in zip(made, keys, strict=True):
             parts, _ = decode_key(key, len(directions), directions, forms)
             found.append(
                 (slice_of(definition, partition, docid), kept + docid.encode(), key, (parts, docid, include))

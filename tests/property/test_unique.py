@@ -3,6 +3,7 @@ folds, restarts and steps back, against a naive look at all entries."""
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -67,7 +68,7 @@ class Slice:
         some = [key for key in keys if self.structure.key_in_value or not {HUGE, HUGE + "a"} & {*key}]
         encoded = [encode_key(key, self.structure.descending) for key in some]
         values = [pack_keyed_value(b"", None, key) if self.structure.key_in_value else b"" for key in encoded]
-        return tuple(zip(self.structure.stored(encoded), values, strict=True))
+        return tuple(zip(itertools.chain(*self.structure.stored(encoded)), values, strict=True))
 
     def commit(self, changes: list[tuple[bytes, int, Any]], numbered: bool = True) -> None:
         versions = []

@@ -3,6 +3,7 @@ collide."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -24,13 +25,16 @@ from keytide.model.entry import MAX_KEY_BYTES, check_value, pack_keyed_value, pa
 from keytide.query.plan.intervals import Interval
 from keytide.structure import STRUCTURES, NotOrderedError, Structure, WantedKeys, structure_of
 from projector.core.projection import KeyspacePlan, SourceBatch, project
-from tests.structure_kit import as_stored, digests_of
+from tests.structure_kit import as_stored, digests_of, entries_by_key, places
 
 NAMES = sorted(STRUCTURES)
+OF_VALUES = [name for name in NAMES if name != "spatial"]
+"""Those whose keys are whatever values; the keys of the others are places (test_spatial_structure.py)."""
 parts = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 3), st.sampled_from([0.5, 2.0, 2**60]), st.text(max_size=3)
 )
 keys_of_two = st.lists(st.tuples(parts, parts), min_size=1, max_size=8, unique_by=lambda one: encode_key(one))
+keys_of_places = st.lists(st.tuples(places()), min_size=1, max_size=3, unique_by=lambda one: encode_key(one))
 
 
 def definition_of(text: str) -> IndexDefinition:
@@ -51,7 +55,12 @@ def digests(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def index(name: str) -> IndexDefinition:
-    return definition_of(f"CREATE INDEX i ON users USING {name} (a, b) INCLUDE (c)")
+    parts = "(a, b)" if name in OF_VALUES else "(a)"
+    return definition_of(f"CREATE INDEX i ON users USING {name} {parts} INCLUDE (c)")
+
+
+def keys_for(name: str) -> st.SearchStrategy[list[tuple[Any, ...]]]:
+    return keys_of_two if name in OF_VALUES else keys_of_places
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -60,12 +69,18 @@ def test_entries_of_a_document_are_apart_and_read_back(name: str) -> None:
     definition = index(name)
     structure = definition.structure
 
-    @given(keys_of_two, st.sampled_from(["d", "\x00", "é", "ÿÿ"]))
-    def run(keys: list[tuple[Any, Any]], id_: str) -> None:
+    @given(keys_for(name), st.sampled_from(["d", "\x00", "é", "ÿÿ"]))
+    def run(keys: list[tuple[Any, ...]], id_: str) -> None:
         made = [(encode_key(key), key_forms(key), json.dumps({"c": 1}).encode()) for key in keys]
-        entries = as_stored(definition, made)
-        assert len({stored for stored, _ in entries}) == len(keys)
-        for (canonical, forms, include), (stored, value) in zip(made, entries, strict=True):
+        by_key = entries_by_key(definition, made)
+        for entries in by_key if structure.several else [list(itertools.chain(*by_key))]:
+            stored_keys = [stored for stored, _ in entries]
+            assert len(set(stored_keys)) == len(stored_keys)
+            assert len(stored_keys) == len(keys) or structure.several
+        assert structure.several or {len(entries) for entries in by_key} == {1}
+        for (canonical, forms, include), (stored, value) in [
+            (one, entry) for one, entries in zip(made, by_key, strict=True) for entry in entries
+        ]:
             entry_key = stored + id_.encode()
             assert structure.id_start(entry_key) == len(stored)
             assert structure.id_starts([entry_key, entry_key]) == [len(stored)] * 2
@@ -84,10 +99,10 @@ def test_entries_of_a_document_are_apart_and_read_back(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("digests")
 def test_what_a_document_stores_does_not_depend_on_the_order_of_its_keys(name: str) -> None:
-    structure = structure_of(name, 2)
+    structure = index(name).structure
 
-    @given(keys_of_two)
-    def run(keys: list[tuple[Any, Any]]) -> None:
+    @given(keys_for(name))
+    def run(keys: list[tuple[Any, ...]]) -> None:
         encoded = [encode_key(key) for key in keys]
         there = dict(zip(encoded, structure.stored(encoded), strict=True))
         back = dict(zip(encoded[::-1], structure.stored(encoded[::-1]), strict=True))
@@ -96,7 +111,7 @@ def test_what_a_document_stores_does_not_depend_on_the_order_of_its_keys(name: s
     run()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OF_VALUES)
 @pytest.mark.usefixtures("digests")
 def test_whole_keys_select_their_entries_and_no_others(name: str) -> None:
     definition = index(name)
@@ -117,7 +132,8 @@ def test_whole_keys_select_their_entries_and_no_others(name: str) -> None:
                 canonical = structure.canonical(stored, value)
                 entry_key = stored + b"d1"
                 assert meant == (
-                    entry_key in selected.span and (not selected.keys or canonical in selected.keys)
+                    any(entry_key in span for span in selected.spans)
+                    and (not selected.keys or canonical in selected.keys)
                 )
                 assert meant == (
                     any(entry_key in span for span in boxed.spans)
@@ -147,23 +163,25 @@ def entries_of(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_condition_is_the_whole_index(name: str) -> None:
-    structure = structure_of(name, 2)
+    structure = index(name).structure
     selected = structure.selected(WantedKeys())
-    assert (selected.span.low, selected.span.high, selected.keys) == (b"", None, ())
+    assert ([(one.low, one.high) for one in selected.spans], selected.keys) == ([(b"", None)], ())
+    if name not in OF_VALUES:
+        return
     boxed = structure.boxed({}, most=100)
     assert not isinstance(boxed, str)
     assert [(one.low, one.high) for one in boxed.spans] == [(b"", None)]
     assert not boxed.keys
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OF_VALUES)
 def test_too_many_parts_are_refused(name: str) -> None:
     with pytest.raises(CallerError, match="3 key parts were given, the index has 2"):
         structure_of(name, 2).selected(WantedKeys(equals=[1, 2, 3]))
 
 
 @pytest.mark.parametrize("broken", [b"", b"\x30Bos", b"\xff" * 16])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OF_VALUES)
 def test_bytes_that_are_no_entry_key_are_an_error(name: str, broken: bytes) -> None:
     with pytest.raises(InvariantViolationError):
         structure_of(name, 2).id_start(broken)
@@ -173,9 +191,9 @@ def test_bytes_that_are_no_entry_key_are_an_error(name: str, broken: bytes) -> N
 
 def test_entries_that_are_none_of_their_structure_are_an_error() -> None:
     one, other = encode_key(["a", 1]), encode_key(["b", 1])
-    for name in NAMES:
+    for name in OF_VALUES:
         structure = structure_of(name, 2)
-        (stored,) = structure.stored([one])
+        ((stored,),) = structure.stored([one])
         right, wrong = pack_keyed_value(b"", None, one), pack_value(b"", b"{}")
         if name == "btree":
             right, wrong = wrong, right
@@ -185,7 +203,7 @@ def test_entries_that_are_none_of_their_structure_are_an_error() -> None:
                 structure.check(stored + b"d", value)
         with pytest.raises(InvariantViolationError):
             structure.check(stored[:9], right)
-    (stored,) = structure_of("hash", 2).stored([one])
+    ((stored,),) = structure_of("hash", 2).stored([one])
     for key in (other, one[:-1], one + b"\0"):
         with pytest.raises(InvariantViolationError):
             structure_of("hash", 2).check(stored + b"d", pack_keyed_value(b"", None, key))
@@ -194,7 +212,7 @@ def test_entries_that_are_none_of_their_structure_are_an_error() -> None:
 def test_what_a_slice_gave_is_seen_to_be_of_its_structure() -> None:
     one, other = encode_key(["a", 1]), encode_key(["b", 1])
     span = ReadSpan("i", [0], [(b"", None)], [b""], False)
-    for name in NAMES:
+    for name in OF_VALUES:
         definition = index(name)
         shape = Shape.of(definition)
         ((stored, value),) = as_stored(definition, [(one, b"", b"{}")])
@@ -205,7 +223,7 @@ def test_what_a_slice_gave_is_seen_to_be_of_its_structure() -> None:
             assert "cannot be read" in flaw([(stored + b"d", wrong)], span, b"", shape)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OF_VALUES)
 def test_the_projector_makes_what_the_structure_says(name: str) -> None:
     definition = definition_of(f"CREATE INDEX i ON users USING {name} (UNNEST(tags), n) INCLUDE (n)")
     documents = [{"tags": ["a", "b", 1, 1.0], "n": 5.0}, {"tags": ["a"], "n": "x" * 100}]
@@ -227,7 +245,7 @@ def test_the_projector_makes_what_the_structure_says(name: str) -> None:
 def test_a_key_of_any_size_has_its_place_in_a_hash_index_alone() -> None:
     document = json.dumps({"a": "x" * 3 * MAX_KEY_BYTES}).encode()
     skips = {}
-    for name in NAMES:
+    for name in OF_VALUES:
         definition = definition_of(f"CREATE INDEX i ON users USING {name} (a)")
         batch = SourceBatch(0, -1, 0, 1, [0], [b"d1"], [document], [0])
         found = project(batch, KeyspacePlan([("i", definition)])).indexes["i"]

@@ -70,7 +70,7 @@ class Slice:
 
     def rows(self, key: bytes) -> tuple[tuple[bytes, bytes], ...]:
         value = pack_keyed_value(b"", None, key) if self.structure.key_in_value else b""
-        return ((self.structure.stored([key])[0], value),)
+        return ((self.structure.stored([key])[0][0], value),)
 
     def told(self) -> dict[bytes, list[bytes]]:
         return {one.key: [document.id for document in one.documents] for one in self.watch.shown}

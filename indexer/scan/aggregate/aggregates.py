@@ -31,8 +31,9 @@ from indexer.scan.aggregate.task import (
     encode_arguments,
     encode_plan,
 )
-from indexer.scan.gather.reads import Reads, WrittenAnswer, explain
+from indexer.scan.gather.reads import Reads, WrittenAnswer
 from indexer.scan.gather.scatter import SliceAnswers, Target, ask_task
+from indexer.scan.gather.story import explain
 from indexer.scan.local.effort import ReadThreads
 from indexer.scan.peer.messages import OutOfTimeError, SliceReader
 from indexer.scan.plan.directory import Scannable

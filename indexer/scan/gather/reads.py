@@ -32,6 +32,7 @@ from indexer.scan.peer.messages import TIP, SliceReader
 from indexer.scan.plan.agreement import CATALOG_LAG_S, HINDRANCES, Agreement, Hindrance
 from indexer.scan.plan.directory import IndexDirectory, Scannable
 from indexer.scan.plan.errors import IndexNotReadyError, PageTokenTooLargeError
+from indexer.scan.plan.radii import Radii
 from indexer.scan.plan.selection import Selection, Stamp, demanded_offsets, filter_json, selection_of
 from indexer.scan.plan.tokens import HeldToken, Saw, Seen, SessionToken, Token, newest, saw_tip, sign, verify
 from indexer.scan.plan.waiting import Deadline, Gone, SnapshotNotifier
@@ -94,6 +95,7 @@ class Reads:
         self.directory = IndexDirectory(view, wall, choose or self._less_busy)
         self.notifier = SnapshotNotifier()
         self.holds = HoldRegistry(nodes)
+        self.radii = Radii()
         self._max_body_bytes = max_body_bytes
         self._wall = wall
         self._timestamp: Timestamp | None = None
@@ -179,12 +181,20 @@ class Reads:
         return newest(seen, {index.keyspace: saw}, self.directory.history)
 
     def selection(
-        self, question: Question, index: Scannable, *, distinct: bool = False, reverse: bool = False
+        self,
+        question: Question,
+        index: Scannable,
+        *,
+        distinct: bool = False,
+        reverse: bool = False,
+        nearest: bool = False,
     ) -> Selection:
         """What a request selects. Raises as `selection_of`: NotOrderedError says what would serve."""
         most = self.settings.max_spans
         try:
-            return selection_of(question, index.shape, most, distinct=distinct, reverse=reverse)
+            return selection_of(
+                question, index.shape, most, distinct=distinct, reverse=reverse, nearest=nearest
+            )
         except NotOrderedError as error:
             catalog = self.view.catalog()
             if (record := catalog.index(index.id)) is not None:
@@ -371,30 +381,3 @@ class Reads:
             return self.named_hold(index, moment.at, seen)
         slices = selection.slices or range(index.shape.slices)
         return await self.hold(index, slices, moment, seen, gone, self.settings.lease_s * 1000)
-
-
-def explain(agreed: Agreed[AskedT], slices: int) -> dict[str, Any]:
-    """How the snapshot was chosen, which slices were asked (of how many), what each read."""
-    gathered = agreed.gathered
-    return {
-        "snapshot": _numbered(agreed.stamp.number),
-        "waited_ms": agreed.waited_ms,
-        "waited_for": agreed.waited_for,
-        "slices_of_index": slices,
-        "rounds": gathered.rounds,
-        "slices": [
-            {
-                "slice": number,
-                "node": agreed.target.node_of(number),
-                "newest": _numbered(gathered.replies[number].newest),
-                "snapshot": _numbered(gathered.replies[number].number),
-                "rows_read": gathered.read.get(number, 0),
-            }
-            for number in sorted(agreed.target.nodes)
-            if number in gathered.replies  # slices in the order of entries are read as far as they are needed
-        ],
-    }
-
-
-def _numbered(number: int) -> int | None:
-    return None if number == TIP else number

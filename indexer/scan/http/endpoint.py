@@ -26,7 +26,9 @@ from indexer.scan.gather.scatter import CLIENT
 from indexer.scan.gather.service import ScanService
 from indexer.scan.http.openapi import INDEX_PATH, Examples, add_route
 from indexer.scan.http.problems import OnBug, problem_response
-from indexer.scan.local.reader import INLINE_ROWS, LocalReader
+from indexer.scan.local.reader import LocalReader
+from indexer.scan.local.short import INLINE_ROWS
+from indexer.scan.nearest.rows import scan_nearest
 from indexer.scan.peer.messages import (
     LeaseRequest,
     MalformedRequestError,
@@ -218,6 +220,10 @@ class Endpoint:
         form, name = self._form(request), index_name(request)
         if form is not None:
             return await form(request, name, parsed)
+        if (near := parsed.near) is not None and near.limit is not None:
+            return await self.long_answer(
+                request, parsed, lambda service, gone: scan_nearest(service.shared, name, parsed, near, gone)
+            )
         if parsed.distinct or parsed.offset or (parsed.limit or 0) > INLINE_ROWS:
             return await self.long_answer(
                 request, parsed, lambda service, gone: service.scan(name, parsed, gone)

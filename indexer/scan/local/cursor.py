@@ -29,6 +29,7 @@ from typing import Final
 import msgspec
 
 from indexer.scan.local.filtering import Filters, Test, key_test
+from indexer.scan.local.once import read_once
 from indexer.scan.local.tasks import Pace, SliceWork, Task, Unfinished
 from indexer.scan.peer.messages import Entry, IndexUnknownHereError, ReadRequest, ReadSpan, UnknownTaskError
 from indexer.scan.plan.selection import Shape
@@ -143,6 +144,15 @@ class SliceSearch:
             return task(SliceWork(request, slice_number, snapshot, definition, after, self._view, pace))
         except UNDECODABLE as error:  # of its arguments: of an entry it is damage
             raise unknown from error
+
+    def several(self, index: str) -> bool:
+        """Whether a document may have several entries in an index, as far as this node knows it."""
+        return self._view.catalog().index(index) is not None and self.shape(index).structure.several
+
+    def once(self, snapshot: ReadableSnapshot, span: ReadSpan) -> ReadableSnapshot:
+        """A snapshot of which a read of some spans reads each document once."""
+        several = self.several(span.index)
+        return read_once(snapshot, self.shape(span.index).structure, span.spans) if several else snapshot
 
     def shape(self, index: str) -> Shape:
         """An index's, worked out once: ids are not used again.

@@ -26,6 +26,7 @@ from typing import Final
 
 from indexer.scan.local.cursor import EXAMINED, SliceSearch, flaw
 from indexer.scan.local.effort import ReadThreads, ReadTurn
+from indexer.scan.local.short import is_plain, is_short, knows_count, within_s
 from indexer.scan.local.tasks import UNHURRIED, Pace, Task, Unfinished
 from indexer.scan.peer.messages import (
     TIP,
@@ -40,21 +41,11 @@ from indexer.scan.peer.messages import (
     SliceReply,
 )
 from indexer.scan.plan.leases import LONGEST_LEASE_S, LeaseRegistry
-from indexer.scan.plan.selection import sifts
 from indexer.scan.plan.waiting import Gone
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, SliceTrouble, StoreDamagedError
 from keytide.catalog.history import History
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
-
-INLINE_ROWS: Final = 2_000
-"""Rows that are read or written as JSON on the event loop: about 2 ms."""
-SEEK_ROWS: Final = 20
-"""A seek to a further span costs about as much as so many rows, also when nothing lies in it."""
-ROW_BYTES: Final = 16 * 1024
-"""A key of up to so many bytes counts as a row: one of a btree has no more, and few are read of each."""
-LONGEST_READ_S: Final = 3_600.0
-"""Whatever a message says. `scan.max_timeout_ms` is far below it."""
 
 _NOTHING: Final = Timestamp()
 _NO_TROUBLE: Final = SliceTrouble("", "")
@@ -127,12 +118,12 @@ class LocalReader:
         try:
             for number in slices:
                 held.append(self._acquire(index, number, moment, history))
-            at_once = self._read_at_once(request, held) if _is_short(request) else None
+            at_once = self._read_at_once(request, held) if self._is_short(request) else None
             if at_once is not None:
                 replies = at_once
             else:
                 turn = self.threads.turn(
-                    partial(self._read, request, held), _within_s(request), first=not paging.in_use
+                    partial(self._read, request, held), within_s(request), first=not paging.in_use
                 )
                 replies = await turn.result(gone)
             leased = self._keeps(request, replies) and not self._leases.keep(
@@ -276,6 +267,8 @@ class LocalReader:
             _OtherKeysError: without a pace only: not all of what is found is wanted.
         """
         span, limit, shape = request.span, request.paging.limit, request.shape
+        if not shape.examine:
+            snapshot = self._search.once(snapshot, span)
         entries: list[Entry] = []
         more, counted, result, reached, skipped, examined = False, 0, b"", b"", 0, 0
         if shape.task:
@@ -283,11 +276,11 @@ class LocalReader:
             more = isinstance(worked, Unfinished)
             result = worked.result if isinstance(worked, Unfinished) else worked
         elif shape.examine:
-            most = limit if _is_plain(request) else max(limit, self._search.examined)
+            most = limit if is_plain(request) else max(limit, self._search.examined)
             read = _entries_of(snapshot, span, after, most, pace)
             if found := flaw(read, span, after, self._search.shape(span.index)):
                 raise DoubtfulReadError(found)
-        elif _is_plain(request) or (limit and pace is None):
+        elif is_plain(request) or (limit and pace is None):
             entries = _entries_of(snapshot, span, after, limit, pace)
             if shape.keys and not self._search.all_wanted(entries, request):
                 raise _OtherKeysError
@@ -295,7 +288,7 @@ class LocalReader:
             if not all(map(operator.gt if span.reverse else operator.lt, keys, keys[1:])):
                 raise DoubtfulReadError("entries are out of order")
             more = len(entries) >= limit
-        elif _knows_count(request):
+        elif knows_count(request):
             counted = sum(snapshot.count(low, high) for low, high in span.spans)
         else:
             searched = self._search.find(request, snapshot, after, pace or UNHURRIED)
@@ -322,6 +315,13 @@ class LocalReader:
             result,
         )
 
+    def _is_short(self, request: ReadRequest) -> bool:
+        """Whether the read is done faster than a thread is asked to do it. (Of keys it may turn out to be no
+        short one.)"""
+        if not request.paging.limit and self._search.several(request.span.index):
+            return False  # what is counted is read
+        return is_short(request)
+
     def _gone(self, index: str, slice_number: int, trouble: SliceTrouble) -> SliceReply:
         newest = self._view.newest(index, slice_number)
         return SliceReply(slice_number, -1, _NOTHING, [], False, 0, True, newest, -1, *trouble)
@@ -340,46 +340,6 @@ def _release(held: _Held) -> None:
     for snapshot in held:
         if snapshot is not None:
             snapshot.release()
-
-
-# --- what is read at once, and what its limit bounds ------------------------------------------------------
-
-
-def _is_plain(request: ReadRequest) -> bool:
-    """Whether the first entries that are found are those that are wanted."""
-    shape = request.shape
-    return bool(request.paging.limit) and not (
-        shape.filter or shape.keys or shape.distinct or request.paging.skip
-    )
-
-
-def _knows_count(request: ReadRequest) -> bool:
-    """Whether this is a count that the store knows without reading."""
-    shape = request.shape
-    return not (request.paging.limit or shape.filter or shape.keys or shape.distinct) and all(
-        not low and high is None for low, high in request.span.spans
-    )
-
-
-def _is_short(request: ReadRequest) -> bool:
-    """Whether the read is done faster than a thread is asked to do it. (Of keys it may turn out to be no
-    short one.)"""
-    span, paging, shape = request.span, request.paging, request.shape
-    tests, keys = shape.filter or shape.distinct or paging.skip, shape.keys
-    if shape.task or (keys and shape.examine):
-        return False
-    if paging.limit and not sifts(tests, keys, (high for _, high in span.spans)):
-        seeks = SEEK_ROWS * max(0, len(span.spans) - 1)  # the first one is in the measure of `INLINE_ROWS`
-        weight = 1 + max(map(len, keys), default=0) // ROW_BYTES
-        return (paging.limit + seeks) * len(span.slices) * weight <= INLINE_ROWS
-    return _knows_count(request)
-
-
-def _within_s(request: ReadRequest) -> float | None:
-    """How long a read may take; None for what its limit bounds."""
-    if _is_plain(request) or not request.paging.within_ms:
-        return None
-    return min(request.paging.within_ms / 1000, LONGEST_READ_S)
 
 
 def _entries_of(

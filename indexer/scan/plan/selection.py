@@ -15,16 +15,19 @@ from typing import Any
 
 import msgspec
 
+from indexer.scan.plan.places import place_condition
 from indexer.scan.plan.tokens import Saw, tip_of
 from indexer.scan.request.request import AtLeast, Moment, OffsetAndEpoch, Question, SpanRequest
 from keytide.catalog.history import History
-from keytide.catalog.partitioning import Partitioning
+from keytide.catalog.partitioning import Partitioning, slices_of_cells
 from keytide.collation import Span, encode_key, merge_spans
-from keytide.definition.expression import Predicate
+from keytide.definition.expression import Expression, Predicate
 from keytide.definition.index import IndexDefinition
+from keytide.definition.places.meaning import region_of
 from keytide.errors import CallerError, HistoryChangedError
 from keytide.model.timestamp import Timestamp
 from keytide.structure import NotOrderedError, Selected, Structure, WantedKeys, structure_of
+from keytide.structure.spatial import GEOGRAPHIC_SRID
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class Shape:
         partition_part: the key part that the partitioning goes by, None when it is none of them.
         includes: whether it has included columns.
         partitioning: how its entries fall to slices.
+        place: the expression of a spatial index's key, in the system `srid`; None of other indexes.
+        by_cell: whether it is partitioned by RANGE(cell).
     """
 
     structure: Structure
@@ -43,6 +48,9 @@ class Shape:
     slices: int
     includes: bool
     partitioning: Partitioning
+    place: Expression | None = None
+    srid: int = GEOGRAPHIC_SRID
+    by_cell: bool = False
 
     @classmethod
     def of(cls, definition: IndexDefinition, splits: Sequence[bytes] = ()) -> Shape:
@@ -53,6 +61,9 @@ class Shape:
             definition.slices,
             bool(definition.include),
             Partitioning.of(definition, splits),
+            definition.keys[0].expression if definition.structure.several else None,
+            definition.system,
+            definition.partitioned_by_cell,
         )
 
     @property
@@ -100,17 +111,25 @@ class Selection:
 
 
 def selection_of(
-    question: Question, shape: Shape, max_spans: int, *, distinct: bool = False, reverse: bool = False
+    question: Question,
+    shape: Shape,
+    max_spans: int,
+    *,
+    distinct: bool = False,
+    reverse: bool = False,
+    nearest: bool = False,
 ) -> Selection:
     """What a request selects.
 
     Args:
         max_spans: how many `spans` a request may give.
+        nearest: it is answered by so many of the nearest as it says; else it may not say that.
 
     Raises:
-        CallerError (422): too many spans, more key parts than the index has, a value that no key can hold, or
-            a slice that the index does not have.
+        CallerError (422): too many spans, more key parts than the index has, a value that no key can hold, a
+            place that is none, or a slice that the index does not have.
         NotOrderedError: what only an ordered structure answers.
+        NotSpatialError: what only a spatial index answers.
     """
     if question.spans is not None and len(question.spans) > max_spans:
         raise CallerError(
@@ -126,11 +145,22 @@ def selection_of(
             f"a {shape.structure.name} index has no order of keys, so it does not answer `{what}`",
             next_step=f"{instead} an index USING btree.",
         )
-    chosen = _selected(question, shape)
-    spans = merge_spans(one.span for one in chosen)
+    if question.nearest is not None and not nearest:
+        raise CallerError(
+            "so many of the nearest are one JSON answer of a scan, and nothing else",
+            status=422,
+            problem_type="invalid-request",
+            next_step="leave `limit` out of `near`, and say `metres`",
+        )
+    condition = place_condition(question, shape.place, shape.srid)
+    if condition is not None:
+        chosen = [shape.structure.selected(WantedKeys(region=region_of(condition)))]
+    else:
+        chosen = _selected(question, shape)
+    spans = merge_spans(span for one in chosen for span in one.spans)
     keys = () if any(not one.keys for one in chosen) else tuple(key for one in chosen for key in one.keys)
-    slices = slices_of(question, shape) if spans else ()
-    return Selection(spans, slices, None, distinct, shape.in_order if spans else 0, keys)
+    slices = slices_of(question, shape, spans) if spans else ()
+    return Selection(spans, slices, condition, distinct, shape.in_order if spans else 0, keys)
 
 
 def sifts(tests: object, keys: Collection[bytes], highs: Iterable[bytes | None]) -> bool:
@@ -167,14 +197,17 @@ def _wanted(one: SpanRequest | Question) -> WantedKeys:
 
 def _values_of(one: SpanRequest | Question, shape: Shape) -> Span:
     """The canonical keys of a stretch, whatever the structure: what slices go by."""
-    return structure_of("btree", shape.parts, shape.descending).selected(_wanted(one)).span
+    return structure_of("btree", shape.parts, shape.descending).selected(_wanted(one)).spans[0]
 
 
-def slices_of(question: Question, shape: Shape) -> Sequence[int]:
+def slices_of(question: Question, shape: Shape, spans: Sequence[Span] = ()) -> Sequence[int]:
     """The slices that can hold entries of what is selected; of these only the `slices` that were asked for.
     Of HASH those of one partition per stretch that fixes the part that the partitioning goes by, else all. Of
     RANGE those that a stretch reaches, if it fixes the parts before that one. (`selection_of` has checked the
     values.)
+
+    Args:
+        spans: what is read; of a spatial index by RANGE(cell) slices follow from them.
 
     Raises:
         CallerError (422): the index has no such slice.
@@ -183,7 +216,9 @@ def slices_of(question: Question, shape: Shape) -> Sequence[int]:
     if question.spans is not None:
         stretches = [one for one in question.spans if not _values_of(one, shape).empty]
     slices: Sequence[int]
-    if shape.partition_part is None:
+    if shape.by_cell:
+        slices = sorted({number for one in spans for number in slices_of_cells(shape.partitioning, one)})
+    elif shape.partition_part is None:
         slices = range(shape.slices)
     else:
         found: set[int] = set()

@@ -18,9 +18,10 @@ from typing import Any
 import msgspec
 
 from indexer.scan.gather.gather import Gathered
-from indexer.scan.gather.reads import Reads, WrittenAnswer, explain
+from indexer.scan.gather.reads import Reads, WrittenAnswer
 from indexer.scan.gather.scatter import Agreed, AskedT, Target
 from indexer.scan.gather.service import first_lease_ms, next_page, onward_nodes, page_bounds, page_of
+from indexer.scan.gather.story import explain
 from indexer.scan.peer.messages import TIP, OutOfTimeError
 from indexer.scan.plan.directory import Scannable
 from indexer.scan.plan.errors import PageSnapshotGoneError

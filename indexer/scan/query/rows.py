@@ -17,11 +17,13 @@ from time import monotonic
 from typing import Any, Final
 
 from indexer.scan.aggregate.columns import EntryReader
-from indexer.scan.gather.gather import Gathered, examine, gather
+from indexer.scan.gather.gather import examine, gather
 from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.scatter import SliceAnswers, Target
 from indexer.scan.gather.service import UNREADABLE
+from indexer.scan.gather.story import add_answers
 from indexer.scan.local.tasks import Pace
+from indexer.scan.nearest.search import Placed, nearest
 from indexer.scan.peer.messages import Entry, OutOfTimeError
 from keytide.collation import encode_part, to_json_value
 from keytide.definition.binding import Binding, Needs
@@ -33,9 +35,6 @@ from keytide.query.plan.plan import Plan
 SORT_BLOCK: Final = 2_000
 """Entries that are read at once to be sorted, over all slices. They are merged on the event loop: a
 millisecond."""
-
-Placed = tuple[bytes, bytes, list[Any]]
-"""A row with its place: what it is ordered by, its entry key, its values."""
 
 
 class TooManyRowsError(CallerError):
@@ -115,6 +114,11 @@ async def sorted_rows(target: Target, shared: Reads, plan: Plan, maker: OutputMa
     most = shared.settings.max_sort_rows
     select = plan.select
     wanted = None if select.limit is None else select.limit + select.offset
+    if plan.nearest is not None and wanted is not None and wanted <= most:
+        around = await nearest(target, shared, plan.nearest, wanted, maker.placed)
+        found = Sorted(rows=[row for _, _, row in around.placed[select.offset :]])
+        add_answers(found, around)
+        return found
     bound = most if wanted is None or wanted > most else wanted
     result = Sorted()
     held: list[Placed] = []
@@ -134,7 +138,7 @@ async def sorted_rows(target: Target, shared: Reads, plan: Plan, maker: OutputMa
         except UNREADABLE:
             await examine(now, shared.nodes, after, False, SORT_BLOCK)
             raise
-        _note(result, page)
+        add_answers(result, page)
         if wanted is not None and wanted <= most:
             if len(held) > 2 * bound + SORT_BLOCK:
                 held = await threads.run(heapq.nsmallest, bound, held)
@@ -148,13 +152,3 @@ async def sorted_rows(target: Target, shared: Reads, plan: Plan, maker: OutputMa
     held = await threads.run(sorted, held)
     result.rows = [row for _, _, row in held[select.offset : wanted]]
     return result
-
-
-def _note(result: Sorted, page: Gathered) -> None:
-    """Add to what was asked what a page has asked."""
-    for number, count in page.read.items():
-        result.read[number] = result.read.get(number, 0) + count
-    result.replies.update(page.replies)
-    for number, nodes in page.leased.items():
-        result.leased.setdefault(number, set()).update(nodes)
-    result.rounds += page.rounds

@@ -17,6 +17,8 @@ from keytide.errors import UNDECODABLE, CallerError
 from keytide.http.loose_json import BrokenJsonError, json_or_text
 
 _KEYS: Final = ("equals", "low", "high")
+PLACES: Final = ("within", "contains", "intersects", "near")
+"""Members that only spatial indexes answer."""
 
 Inclusion = Literal["both", "low", "high", "neither"]
 Consistency = Literal["stable", "tip"]
@@ -92,6 +94,36 @@ class Moment(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
             )
 
 
+Place = Annotated[
+    dict[str, Any] | list[float] | None,
+    Meta(
+        description="a GeoJSON geometry, a point [lon, lat], or a box [west, south, east, north]",
+        examples=[[-74.3, 40.5, -73.7, 40.9]],
+    ),
+]
+
+
+class Near(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """What lies around a place, of a spatial index."""
+
+    point: Annotated[
+        dict[str, Any] | list[float],
+        Meta(description="[lon, lat], or any GeoJSON geometry", examples=[[-73.78, 40.64]]),
+    ]
+    metres: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        Meta(description="how far away at most (units, of a plane)", examples=[500_000]),
+    ] = None
+    limit: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="only so many, the nearest first, each with its `distance`", examples=[5]),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.metres is None and self.limit is None:
+            raise ValueError("`near` takes `metres`, `limit`, or both")
+
+
 class SpanRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """One stretch of an index's keys.
 
@@ -127,6 +159,10 @@ class Question(Moment, frozen=True):
             examples=[[{"equals": ["JFK"]}, {"low": ["S"], "high": ["T"]}]],
         ),
     ] = None
+    within: Annotated[Place, Meta(description="of a spatial index: what lies within")] = None
+    contains: Annotated[Place, Meta(description="of a spatial index: what contains it")] = None
+    intersects: Annotated[Place, Meta(description="of a spatial index: what meets it")] = None
+    near: Annotated[Near | None, Meta(description="of a spatial index: what lies around a place")] = None
     slices: Annotated[
         Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)] | None,
         Meta(description="only these slices of the index: for readers that divide the work"),
@@ -139,6 +175,20 @@ class Question(Moment, frozen=True):
             bound is not None for bound in (self.equals, self.low, self.high, self.prefix)
         ):
             raise ValueError("give either `spans` or one of `equals`, `low`/`high`, `prefix`, not both")
+        check_places(self)
+
+    @property
+    def nearest(self) -> int | None:
+        """How many of the nearest are asked for; None when that is not the question."""
+        return None if self.near is None else self.near.limit
+
+
+def check_places(one: Question) -> None:
+    """Raise `ValueError` if a question is about more than one place, or about keys as well."""
+    places = [name for name in PLACES if getattr(one, name) is not None]
+    keys = [name for name in (*_KEYS, "prefix", "spans") if getattr(one, name) is not None]
+    if len(places) > 1 or (places and keys):
+        raise ValueError(f"give one of {', '.join(f'`{name}`' for name in [*places, *keys])}, not several")
 
 
 def check_bounds(one: SpanRequest | Question) -> None:
@@ -185,6 +235,13 @@ class ScanRequest(Question, frozen=True):
             raise ValueError("a `distinct` row stands for many documents: it cannot be validated")
         if self.page is not None and self.at is not None:
             raise ValueError("a page token names its snapshot: leave out `at`")
+        if self.nearest is not None and (
+            self.distinct or self.reverse or self.offset or self.limit is not None or self.validate
+        ):
+            raise ValueError(
+                "`near` with `limit` gives the nearest, nearest first, in one answer: leave out `limit` "
+                "outside of it, `offset`, `reverse`, `distinct` and `validate`"
+            )
 
 
 class CountRequest(Question, frozen=True):
@@ -240,7 +297,12 @@ def _structured(kind: type[Moment]) -> frozenset[str]:
                     types.append(inner)
                 case msgspec.inspect.UnionType(types=inner):
                     types += inner
-                case msgspec.inspect.ListType() | msgspec.inspect.DictType() | msgspec.inspect.VarTupleType():
+                case (
+                    msgspec.inspect.ListType()
+                    | msgspec.inspect.DictType()
+                    | msgspec.inspect.VarTupleType()
+                    | msgspec.inspect.StructType()
+                ):
                     found.add(field.encode_name)
     return frozenset(found)
 

@@ -26,7 +26,7 @@ from typing import Final
 from indexer.scan.request.request import ColumnType
 from indexer.scan.shape.rows import encode
 from keytide.collation import Missing, Value
-from keytide.definition.expression import Binary, Call, Cast, DocumentId, Expression
+from keytide.definition.expression import Binary, Call, Cast, DistanceTo, DocumentId, Expression
 from keytide.definition.index import IndexDefinition
 from keytide.definition.render import path_name, render_expression
 from keytide.errors import CallerError
@@ -120,6 +120,8 @@ def static_type(expression: Expression) -> ColumnType | None:
             return "text"
         case Call(function="length"):
             return "bigint"
+        case DistanceTo():
+            return "double"
         case Cast(type=type_):
             return type_
         case Binary(operator="||"):

@@ -21,6 +21,7 @@ import msgspec
 
 from indexer.scan.local.cursor import stretches
 from indexer.scan.local.filtering import Filters
+from indexer.scan.local.once import read_once
 from indexer.scan.local.tasks import SliceWork
 from indexer.view import ReadableSnapshot
 
@@ -86,7 +87,8 @@ def find_changes(work: SliceWork) -> bytes:
     try:
         if older.incarnation != wanted.incarnation:
             return _encode(SliceChanges([], [], gone=True))
-        return _encode(_compared(work, older, wanted))
+        older_once = read_once(older, work.definition.structure, work.request.span.spans)
+        return _encode(_compared(work, older_once, wanted))
     finally:
         older.release()
 

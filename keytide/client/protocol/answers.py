@@ -45,6 +45,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
         id: the document id.
         include: the included columns.
         validated: of scans with `validate`: False where the primary could not tell, for which `reason`.
+        distance: of the nearest: metres (units, of a plane).
     """
 
     key: list[Any] = []
@@ -53,6 +54,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     missing: list[int] = []
     validated: bool | None = None
     reason: str | None = None
+    distance: float | None = None
 
 
 class AnswerBase(msgspec.Struct, frozen=True, kw_only=True):

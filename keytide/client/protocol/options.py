@@ -68,6 +68,24 @@ class SpanOptions(TypedDict, total=False):
     prefix: str | None
 
 
+class NearOptions(TypedDict, total=False):
+    """What lies around a place.
+
+    Attributes:
+        point: `[lon, lat]`, or any GeoJSON geometry.
+        metres: how far away at most (units, of a plane).
+        limit: only so many, the nearest first, each with its distance: `Client.page` gives them.
+    """
+
+    point: Sequence[float] | Mapping[str, Any]
+    metres: float | None
+    limit: int | None
+
+
+Place = Sequence[float] | Mapping[str, Any]
+"""A GeoJSON geometry, a point `[lon, lat]`, or a box `[west, south, east, north]`."""
+
+
 class QuestionOptions(MomentOptions, total=False):
     """Which entries, and from which moment: what counts take.
 
@@ -76,6 +94,8 @@ class QuestionOptions(MomentOptions, total=False):
         low, high, inclusion: bounds by leading key parts, and which of them belong to the range.
         prefix: strings that begin so, in the key part after `equals`.
         spans: several of these at once; overlaps are read once.
+        within, contains, intersects, near: of a spatial index, the places that lie within one, contain it,
+            meet it, or lie around it; one of these, in place of keys.
         slices: read these slices only, for readers that divide the work.
     """
 
@@ -85,6 +105,10 @@ class QuestionOptions(MomentOptions, total=False):
     inclusion: Inclusion | None
     prefix: str | None
     spans: Sequence[SpanOptions] | None
+    within: Place | None
+    contains: Place | None
+    intersects: Place | None
+    near: NearOptions | None
     slices: Sequence[int] | None
 
 

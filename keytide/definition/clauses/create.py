@@ -28,8 +28,10 @@ from keytide.definition.render import path_name, render_expression
 from keytide.definition.sql import ExpressionReader
 from keytide.definition.tokens import Cursor
 from keytide.model.hints import did_you_mean
+from keytide.structure.spatial import GEOGRAPHIC_SRID, PLANAR_SRID
 
-OPTIONS: Final = ("slices", "partitions", "replicas", "defer_build", "include_missing", "auto_split")
+OPTIONS: Final = ("slices", "partitions", "replicas", "defer_build", "include_missing", "auto_split", "srid")
+_SYSTEMS: Final = (str(GEOGRAPHIC_SRID), str(PLANAR_SRID))
 _CLAUSES: Final = ("INCLUDE", "PARTITION BY", "WITH", "WHERE")
 
 
@@ -48,6 +50,7 @@ class _Clauses:
         self.include_missing = False
         self.defer_build = False
         self.auto_split = False
+        self.srid: Said | None = None
 
 
 class CreateReader:
@@ -79,7 +82,9 @@ class CreateReader:
         columns = at.next_token
         keys = tuple(self._key(part) for part in at.parenthesised("an expression"))
         clauses = self._clauses()
-        by = clauses.partition or PartitionBy("hash", keys[0].expression)
+        by = clauses.partition or PartitionBy(
+            "hash", DocumentId() if using == "spatial" else keys[0].expression
+        )
         made = partitions_by(at, by, clauses.slices, clauses.partitions)
         clauses.said |= {"partitions"} if made is not None else set()
         clauses.said |= {"subpartition"} if by.spreads else set()
@@ -107,9 +112,11 @@ class CreateReader:
             given_splits=by.splits,
             auto_split=True if clauses.auto_split else msgspec.UNSET,
             structure_name=msgspec.UNSET if using == "btree" else using,
+            srid=msgspec.UNSET if clauses.srid is None else clauses.srid.number,
             **slices_of(spread),
         )
         self._validate(definition, columns)
+        self._validate_places(definition, clauses, columns)
         if wrong := definition.structure.fault():
             raise at.error(wrong[0], columns, next_step=wrong[1])
         if fault := definition.partition_fault:
@@ -154,6 +161,33 @@ class CreateReader:
                     columns,
                     next_step="Leave one out.",
                 )
+
+    def _validate_places(self, definition: IndexDefinition, clauses: _Clauses, columns: Token | None) -> None:
+        """What only a spatial index may say, and what it may not."""
+        if definition.using != "spatial":
+            if clauses.srid is not None:
+                raise self._at.error(
+                    "srid goes with USING spatial", clauses.srid.at, next_step="Leave it out."
+                )
+            return
+        if definition.unique:
+            raise self._at.error(
+                "a spatial index is not UNIQUE: places overlap rather than being equal",
+                columns,
+                next_step="Leave UNIQUE out.",
+            )
+        if definition.include_missing:
+            raise self._at.error(
+                "a document without a place lies in no cell, so a spatial index leaves it out",
+                columns,
+                next_step="Leave include_missing out.",
+            )
+        if definition.unnest is not None:
+            raise self._at.error(
+                "UNNEST makes an entry of each element, and a spatial index has one place of each document",
+                columns,
+                next_step="Index a GeometryCollection, or a MultiPoint.",
+            )
 
     # --- clauses ----------------------------------------------------------------------------------
 
@@ -225,6 +259,14 @@ class CreateReader:
                 clauses.include_missing = boolean(self._at, at, value)
             elif name == "auto_split":
                 clauses.auto_split = boolean(self._at, at, value)
+            elif name == "srid":
+                if value not in _SYSTEMS:
+                    raise self._at.error(
+                        f"there is no system {value} here",
+                        at,
+                        next_step="There are 4326, longitude and latitude (the default), and 0, a plane.",
+                    )
+                clauses.srid = Said(int(value), at) if int(value) == PLANAR_SRID else None
             else:
                 raise self._at.error(
                     f"there is no option {said.text}",

@@ -23,7 +23,10 @@ from sqlglot.tokenizer_core import Token, TokenType
 from keytide.definition.expression import (
     And,
     Comparison,
+    DistanceTo,
     Expression,
+    IsNull,
+    Not,
     Predicate,
     Unnest,
     depth,
@@ -111,6 +114,8 @@ class _SelectReader:
             raise at.error(
                 "* does not go with GROUP BY and aggregates", distinct_at, next_step="Name the columns."
             )
+        if not grouped:
+            where = _with_distances(where, [one.value for one, _ in order_by])
         select = Select(
             at.text,
             keyspace,
@@ -353,6 +358,16 @@ class _SelectReader:
             if distinct:
                 raise at.error("with DISTINCT, ORDER BY takes columns of SELECT", tokens)
             raise at.error(f"{column_name(value)} must stand in GROUP BY, or in an aggregate", tokens)
+
+
+def _with_distances(
+    where: Predicate | None, ordered: Sequence[Expression | AggregateCall]
+) -> Predicate | None:
+    """A condition, and that what rows are ordered by has a distance: what is no place is near nothing, and
+    comes neither first nor last."""
+    known = [Not(IsNull(one)) for one in ordered if isinstance(one, DistanceTo)]
+    every = [*([] if where is None else [where]), *known]
+    return every[0] if len(every) == 1 else And(tuple(every)) if every else None
 
 
 def _dropped(where: Predicate, member: Comparison) -> Predicate | None:

@@ -47,6 +47,7 @@ class IndexSpans:
         rest: the conditions that the spans do not assure.
         depth: for each box, how many leading key parts its spans bound.
         keys: canonical keys: of the entries in the spans those that have one of them; empty for all.
+        share: which part of the index the spans are, where that is known without boxes; None where they say.
     """
 
     spans: tuple[Span, ...]
@@ -54,6 +55,12 @@ class IndexSpans:
     rest: tuple[Predicate, ...]
     depth: tuple[int, ...]
     keys: tuple[bytes, ...] = ()
+    share: float | None = None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether less than the whole index is read."""
+        return any(self.depth) if self.share is None else self.share < 1
 
 
 def reading(node: Predicate, parts: Sequence[Expression], structure: Structure) -> IndexSpans | str:

@@ -61,10 +61,10 @@ def described(plan: Plan, others: Sequence[Plan], refusals: Sequence[Refusal]) -
     select, definition = plan.select, plan.index.definition
     grouped = select.grouped
     pushed = {
-        "condition": bool(plan.reading.depth and any(plan.reading.depth)),
+        "condition": plan.reading.bounded,
         "filter": plan.filter is not None,
-        "order": bool(select.order_by) and plan.ordered,
-        "limit": select.limit is not None and plan.ordered,
+        "order": bool(select.order_by) and (plan.ordered or plan.nearest is not None),
+        "limit": select.limit is not None and (plan.ordered or plan.nearest is not None),
         "aggregates": grouped,
     }
     sorted_by = [] if plan.ordered or not select.order_by else [_item(one) for one in plan.order_by]
@@ -101,6 +101,9 @@ def spans_described(plan: Plan) -> list[str]:
     """The spans as conditions on key parts, one line for each box that they were made from; a long list is
     cut."""
     parts = plan.index.definition.keys
+    if plan.reading.share is not None:
+        count = len(plan.reading.spans)
+        return [f"{count} stretches of cells"] if plan.reading.bounded else ["the whole index"]
     lines = []
     for box, depth in zip(plan.reading.boxes, plan.reading.depth, strict=True):
         words = [

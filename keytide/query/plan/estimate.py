@@ -37,6 +37,7 @@ def estimated(
     whole = sum(
         _of_box(box, depth, definition, total) for box, depth in zip(read.boxes, read.depth, strict=True)
     )
+    whole = whole if read.share is None else read.share
     found = min(1.0, whole) * total
     if filters is None or select.limit is None:
         return found

@@ -28,6 +28,7 @@ from keytide.definition.binding import Binding, NotHeldError
 from keytide.definition.expression import (
     Call,
     Comparison,
+    DistanceTo,
     DocumentId,
     Expression,
     IsMissing,
@@ -50,13 +51,15 @@ from keytide.query.plan.estimate import estimated
 from keytide.query.plan.grouping import grouping, runs_backwards
 from keytide.query.plan.implication import implies
 from keytide.query.plan.intervals import MISSING_ONLY, touches
+from keytide.query.plan.places import is_measured, reading_of_places
 from keytide.query.plan.regions import region
+from keytide.query.plan.slices import slices_asked
 
 _WITHOUT_ORDER: Final = 2
 """As much as entries cost more where an order is missed. Also the sizes of two indexes with the same entries
 are counted at two moments, and their difference is not to decide."""
-_MOST_POINTS: Final = 64
-"""Of a partitioning expression: beyond that all slices are asked."""
+_NEAREST: Final = 8
+"""Entries that are read for each row of the nearest."""
 
 
 _PREDICATES: Final = get_args(Predicate)
@@ -101,6 +104,8 @@ class Plan:
             at LIMIT; else rows are sorted, and all groups are made first.
         reverse: entries are read in descending order.
         entries: how many entries are read, by estimate.
+        nearest: the distance that the rows are the least of, found by looking ever farther around; None where
+            that is not what is asked.
     """
 
     select: Select
@@ -113,12 +118,13 @@ class Plan:
     ordered: bool
     reverse: bool
     entries: float
+    nearest: DistanceTo | None = None
 
     @property
     def misses_order(self) -> bool:
         """Whether an index with an order of keys reads the same entries with less work: keys stand in front
         of entries, equal ones side by side, and where they begin and end is known."""
-        looks_up = any(self.reading.depth) and not self.select.grouped
+        looks_up = self.reading.bounded and not self.select.grouped
         return not self.index.definition.structure.ordered and not looks_up
 
     @property
@@ -206,10 +212,16 @@ def plan_on(select: Select, candidate: Candidate, condition: Predicate | None = 
         )
     parts = [part.expression for part in definition.keys]
     structure = definition.structure
-    read = reading(condition, parts, structure)
+    read = (
+        reading_of_places(condition, leading, structure, definition.system)
+        if structure.several
+        else reading(condition, parts, structure)
+    )
     if isinstance(read, str):
         return Refusal(candidate.name, f"it is USING {structure.name}: it {read}")
-    if read.spans and select.order_by and not (structure.ordered or read.keys or select.grouped):
+    nearest = _nearest(select, definition)
+    sorts = structure.ordered or read.keys or read.bounded or nearest is not None
+    if read.spans and select.order_by and not (sorts or select.grouped):
         return Refusal(
             candidate.name, f"it is USING {structure.name}: it has no order, and sorts found keys only"
         )
@@ -234,12 +246,22 @@ def plan_on(select: Select, candidate: Candidate, condition: Predicate | None = 
         outputs,
         order_by,
         read,
-        _slices(condition, candidate) if read.spans else (),
+        slices_asked(condition, candidate.definition, candidate.splits, read.spans) if read.spans else (),
         None if filter_ == TRUE else filter_,
         ordered,
         reverse,
-        entries,
+        min(entries, _NEAREST * (select.limit or 0)) if nearest is not None else entries,
+        nearest,
     )
+
+
+def _nearest(select: Select, definition: IndexDefinition) -> DistanceTo | None:
+    """The distance that the query's rows are the least of, if the index finds those by itself."""
+    if definition.using != "spatial" or select.grouped or not select.limit or not select.order_by:
+        return None
+    first = select.order_by[0]
+    measured = is_measured(first.value, definition.keys[0].expression, definition.system)
+    return first.value if measured and not first.descending else None  # type: ignore[return-value]
 
 
 def _other_rows(select: Select, definition: IndexDefinition, binding: Binding) -> str:
@@ -323,23 +345,6 @@ def _bind(binding: Binding, node: Expression | Predicate) -> None:
         binding.test(node)
     else:
         binding.value(node)  # type: ignore[arg-type]
-
-
-def _slices(condition: Predicate, candidate: Candidate) -> tuple[int, ...]:
-    """The slices that can hold rows: those of the values that the condition leaves the partitioning."""
-    definition = candidate.definition
-    rule = Partitioning.of(definition, candidate.splits)
-    values = region(condition, definition.partition).intervals
-    found: set[int] = set()
-    if rule.ranged:
-        for one in values:
-            found.update(rule.slices_of_values(one.low, one.high))
-    elif len(values) > _MOST_POINTS or not all(one.is_point for one in values):
-        return tuple(range(definition.slices))
-    else:
-        for one in values:
-            found.update(rule.slices_of_value(one.low))
-    return tuple(sorted(found))
 
 
 def _order(

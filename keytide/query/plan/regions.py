@@ -29,6 +29,7 @@ from keytide.definition.expression import (
     Cast,
     Comparison,
     ComparisonOperator,
+    DistanceTo,
     Expression,
     In,
     IsMissing,
@@ -40,6 +41,7 @@ from keytide.definition.expression import (
     Or,
     Path,
     Predicate,
+    Relates,
     Truth,
     identity,
     same,
@@ -231,6 +233,8 @@ def _implied(node: Predicate, expression: Expression) -> tuple[Interval, ...]:
             | Not(operand=Truth(operand=operand))
         ):
             return _needed(operand, expression)
+        case Relates(operand=operand) | Not(operand=Relates(operand=operand)):
+            return _typed(operand, expression, OBJECTS)
     return ALL.intervals
 
 
@@ -241,6 +245,10 @@ def _needed(known: Expression, expression: Expression) -> tuple[Interval, ...]:
     match known:
         case Call(function="coalesce"):
             return ALL.intervals
+        case Call(function="point", arguments=(x, y)):
+            return intersection(_typed(x, expression, NUMBERS), _typed(y, expression, NUMBERS))
+        case DistanceTo(operand=operand):
+            return _typed(operand, expression, OBJECTS)
         case Call(arguments=(argument,)):
             return _typed(argument, expression, STRINGS)
         case Cast(operand=operand):

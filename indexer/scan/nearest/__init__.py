@@ -1,0 +1,2 @@
+"""The nearest of a spatial index: the search around a place (`search`), and the scan that asks
+for them by REST (`rows`). Queries ask the search as well (`indexer.scan.query.rows`)."""

@@ -1,0 +1,82 @@
+"""What a request asks of places, as conditions (`keytide.definition.places`). Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from indexer.scan.request.request import PLACES, Near, Question
+from keytide.definition.expression import DistanceTo, Expression, PlaceLiteral, Relates, RelationName
+from keytide.errors import CallerError
+from keytide.geometry import NotAGeometryError, envelope, geometry_of, point
+from keytide.structure.spatial import frame_of
+
+
+class NotSpatialError(CallerError):
+    """Something was asked of an index that only a spatial one answers."""
+
+    problem_type = "index-not-spatial"
+    status = 422
+
+
+def place_condition(question: Question, key: Expression | None, srid: int) -> Relates | None:
+    """What a request asks of places, but for how many; None when it asks for all, or nothing of them.
+
+    Args:
+        key: of the index, None if it is not spatial.
+        srid: of the index.
+
+    Raises:
+        NotSpatialError: of an index of another structure.
+        CallerError (422): what is given is no place.
+    """
+    asked = next((name for name in PLACES if getattr(question, name) is not None), None)
+    if asked is None:
+        return None
+    if key is None:
+        raise NotSpatialError(
+            f"only a spatial index answers `{asked}`",
+            next_step="ask an index USING spatial: CREATE INDEX name ON keyspace USING spatial (location)",
+        )
+    relations: tuple[RelationName, ...] = ("within", "contains", "intersects")
+    for relation in relations:
+        if (given := getattr(question, relation)) is not None:
+            return Relates(relation, key, place_literal(relation, given, srid))
+    if question.near is None or question.near.metres is None:
+        return None
+    place = place_literal("near.point", question.near.point, srid)
+    return Relates("dwithin", key, place, question.near.metres)
+
+
+def place_literal(field: str, value: object, srid: int) -> PlaceLiteral:
+    """A place of a request: a GeoJSON geometry, [x, y], or [west, south, east, north].
+
+    Args:
+        field: where it stands.
+
+    Raises:
+        CallerError (422): it is none.
+    """
+    frame = frame_of(srid)
+    try:
+        if not isinstance(value, list):
+            geometry = geometry_of(value, frame)
+        elif len(value) == 2:
+            geometry = point(value[0], value[1], frame)
+        elif len(value) == 4:
+            geometry = envelope(value[0], value[1], value[2], value[3], frame)
+        else:
+            raise NotAGeometryError(f"{len(value)} numbers are neither a point nor a box")
+    except NotAGeometryError as error:
+        raise CallerError(
+            f"{field}: this is no geometry: {error}",
+            status=422,
+            problem_type="invalid-request",
+            next_step="give a GeoJSON geometry, a point [lon, lat], or a box [west, south, east, north]",
+            errors=[{"field": field, "problem": str(error)}],
+        ) from error
+    return PlaceLiteral(msgspec.json.encode(geometry.geojson).decode(), srid)
+
+
+def nearest_of(near: Near, key: Expression, srid: int) -> DistanceTo:
+    """The distance that a request wants the least of. Raises as `place_condition`."""
+    return DistanceTo(key, place_literal("near.point", near.point, srid))

@@ -1,0 +1,31 @@
+"""How far around a place a search for the nearest begins. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+FIRST_RADIUS: Final = 1_000.0
+"""Metres, or units of a plane, where nothing is known of an index."""
+_REMEMBERED: Final = 1_000
+MARGIN: Final = 2.0
+"""How many times the wanted ones a search is to find."""
+
+
+class Radii:
+    """The radius that a search begins with: by how far apart entries were where an index was asked last."""
+
+    def __init__(self) -> None:
+        self._spacing: dict[str, float] = {}
+
+    def first(self, index: str, wanted: int) -> float:
+        """For so many entries of an index (id)."""
+        spacing = self._spacing.get(index)
+        return FIRST_RADIUS if spacing is None else spacing * math.sqrt(MARGIN * wanted)
+
+    def note(self, index: str, radius: float, found: int) -> None:
+        """So many entries lay within a radius."""
+        if found and math.isfinite(radius):
+            if len(self._spacing) >= _REMEMBERED:
+                self._spacing.clear()
+            self._spacing[index] = radius / math.sqrt(found)

@@ -1,0 +1,2 @@
+"""Places in expressions and conditions, with PostGIS' names: how statements say them (`reading`), and what
+they mean (`meaning`)."""

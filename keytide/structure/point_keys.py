@@ -1,0 +1,111 @@
+"""Canonical keys that are a GeoJSON point of two coordinates, and nothing else: what nearly every key of a
+spatial index is. Their bytes are of one length (`keytide.collation`), and so the coordinates are found in
+them without decoding, one by one and in columns."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from keytide.collation import encode_part, key_forms
+from keytide.collation.layout import TAG_NEGATIVE, TAG_NUMBER
+from keytide.geometry import Frame, point_cell
+
+_NUMBER: Final = 10
+"""Bytes of a double: tag, bits, no residual."""
+_TAGS: Final = (TAG_NEGATIVE, TAG_NUMBER)
+_SIGN: Final = 1 << 63
+_ALL: Final = (1 << 64) - 1
+_PLAIN: Final = encode_part({"type": "Point", "coordinates": [0.5, 0.5]})
+_HEAD: Final = _PLAIN[: _PLAIN.index(encode_part(0.5))]
+_TAIL: Final = _PLAIN[len(_HEAD) + 2 * _NUMBER :]
+LENGTH: Final = len(_PLAIN)
+_X: Final = len(_HEAD)
+_Y: Final = _X + _NUMBER
+_END: Final = _Y + _NUMBER
+_numbers_at: Final = struct.Struct(">BQBBQB").unpack_from
+_pack_numbers: Final = struct.Struct(">BQBBQB").pack
+_pack_doubles: Final = struct.Struct(">dd").pack
+_unpack_doubles: Final = struct.Struct(">dd").unpack
+_pack_bits: Final = struct.Struct(">QQ").pack
+_unpack_bits: Final = struct.Struct(">QQ").unpack
+
+
+def encode_place(value: Any) -> tuple[bytes, bytes]:
+    """A key of one part, and its forms (`keytide.collation`), of whatever value; points faster.
+
+    Raises:
+        NotIndexableError: as `encode_part`.
+    """
+    if type(value) is dict and len(value) == 2 and value.get("type") == "Point":
+        coordinates = value.get("coordinates")
+        if type(coordinates) is list and len(coordinates) == 2:
+            x, y = coordinates
+            if type(x) is float is type(y) and _is_plain(x) and _is_plain(y):
+                return _encoded(x, y), b""
+    return encode_part(value), key_forms((value,))
+
+
+def _is_plain(number: float) -> bool:
+    """Whether a float has no form of its own: it is neither integral nor infinite nor NaN."""
+    return number - number == 0.0 and not number.is_integer()
+
+
+def _encoded(x: float, y: float) -> bytes:
+    first, second = _unpack_bits(_pack_doubles(x, y))
+    if first < _SIGN:
+        tag = TAG_NUMBER
+    else:
+        tag, first = TAG_NEGATIVE, first ^ _ALL
+    if second < _SIGN:
+        return _HEAD + _pack_numbers(tag, first, 0, TAG_NUMBER, second, 0) + _TAIL
+    return _HEAD + _pack_numbers(tag, first, 0, TAG_NEGATIVE, second ^ _ALL, 0) + _TAIL
+
+
+def point_of(key: bytes) -> tuple[float, float] | None:
+    """The coordinates of a key, None when it is not such a point."""
+    if len(key) != LENGTH or not key.startswith(_HEAD) or not key.endswith(_TAIL):
+        return None
+    tag, first, residual, other, second, more = _numbers_at(key, _X)
+    if residual or more or not (tag in _TAGS and other in _TAGS):
+        return None
+    if tag == TAG_NEGATIVE:
+        first ^= _ALL
+    if other == TAG_NEGATIVE:
+        second ^= _ALL
+    return _unpack_doubles(_pack_bits(first, second))
+
+
+def point_cell_of(key: bytes, frame: Frame) -> int | None:
+    """The cell of a key; None when it is no such point, or lies out of range."""
+    found = point_of(key)
+    if found is None:
+        return None
+    x, y = found
+    if frame == "geographic" and not (-180.0 <= x <= 180.0 and -90.0 <= y <= 90.0):
+        return None
+    return point_cell(x, y, frame)
+
+
+def points_of(
+    keys: Sequence[bytes],
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Which of some keys are such points (bool[n]), and the coordinates of those (float64[m] each)."""
+    whole = [len(key) == LENGTH and key.startswith(_HEAD) and key.endswith(_TAIL) for key in keys]
+    chosen = [key for key, one in zip(keys, whole, strict=True) if one]
+    table = np.frombuffer(b"".join(chosen), np.uint8).reshape(-1, LENGTH)
+    numbers = np.isin(table[:, [_X, _Y]], _TAGS).all(axis=1) & (table[:, [_Y - 1, _END - 1]] == 0).all(axis=1)
+    are = np.array(whole, np.bool_)
+    if not numbers.all():
+        are[are] = numbers
+        table = table[numbers]
+    return are, _doubles(table[:, _X:_Y]), _doubles(table[:, _Y:_END])
+
+
+def _doubles(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
+    bits = np.ascontiguousarray(codes[:, 1:9]).view(">u8")[:, 0].astype(np.uint64)
+    return np.where(codes[:, 0] == TAG_NEGATIVE, ~bits, bits).view(np.float64)

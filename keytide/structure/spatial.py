@@ -1,0 +1,211 @@
+"""`spatial`: entries in the order of the cells that their documents' places lie in.
+
+Theory of operation
+===================
+The stored key is a cell of a hierarchy of squares, eight bytes (`keytide.geometry`): on the globe the S2
+cells, in a plane those of a quadtree. Cells follow a curve that fills space, and those within a cell are one
+stretch of the order, so the store stays one ordered tree (as in CockroachDB and MongoDB, and unlike an R-tree
+whose pages split and merge). A point has one cell, a line or an area a *covering* of a few: it has as many
+entries, each with the canonical key (the GeoJSON as the document has it) and, where there are several, the
+list of all.
+
+A condition is answered by the cells that a place which meets it can have: those within the covering of the
+condition's shape, and those around it. Which of the entries found there do meet it, the exact test says, a
+condition like any other (`keytide.definition.places`).
+
+A document is given once, whatever the number of its cells: by the entry of the first of its cells that is
+read, which each entry knows from its list (`first_of_several`). Nothing is remembered while reading, so this
+holds across pages, slices and nodes, also where cells of one document lie on several (RANGE(cell)).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final, final
+
+from keytide.collation import Span, decode_key, encode_part, skip_key, successor
+from keytide.errors import InvariantViolationError
+from keytide.geometry import CELL_BYTES, Frame, NotAGeometryError, Region, cells_of, geometry_of
+from keytide.model.entry import pack_keyed_value, pack_value, places_of, unpack_keyed_value
+from keytide.structure.interface import Box, Boxed, NotOrderedError, Selected, WantedKeys
+from keytide.structure.point_keys import point_cell_of
+
+GEOGRAPHIC_SRID: Final = 4326
+"""WGS 84: longitude and latitude in degrees."""
+PLANAR_SRID: Final = 0
+MOST_CELLS: Final = 8
+"""Of a document: more are a closer covering, and more entries."""
+MOST_BYTES: Final = 512 * 1024
+"""Of the keys of a document's entries together: each has the whole one, so large ones have fewer cells."""
+MOST_SPANS: Final = 32
+"""Of a condition: more are a closer covering, and more seeks."""
+_PART: Final = 1
+Bounds = tuple[bytes, bytes | None]
+
+
+def frame_of(srid: int) -> Frame:
+    """In what the coordinates of a system are."""
+    return "planar" if srid == PLANAR_SRID else "geographic"
+
+
+def cell_key(cell: int) -> bytes:
+    """A cell as a stored key."""
+    return cell.to_bytes(CELL_BYTES, "big")
+
+
+def partition_key_of(stored: bytes) -> bytes:
+    """What an entry is partitioned by with RANGE(cell): the cell as a number (encoded)."""
+    return encode_part(int.from_bytes(stored, "big"))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Spatial:
+    """The structure of an index USING spatial.
+
+    Args:
+        parts: how many parts its key has: one.
+        descending: its direction: ascending.
+        srid: 4326 on the globe, 0 in a plane.
+    """
+
+    name: ClassVar = "spatial"
+    ordered: ClassVar = False
+    key_in_value: ClassVar = True
+    several: ClassVar = True
+    key_limit: ClassVar[int | None] = None
+
+    parts: int
+    descending: tuple[bool, ...] = ()
+    srid: int = GEOGRAPHIC_SRID
+
+    def fault(self) -> tuple[str, str] | None:
+        if any(self.descending):
+            return "places have no order, so the key of a spatial index is not DESC", "Leave DESC out."
+        if self.parts != _PART:
+            return (
+                "the key of a spatial index is one place",
+                "INCLUDE the others, or write POINT(lon, lat) for a place of two fields.",
+            )
+        return None
+
+    def stored(self, keys: Sequence[bytes]) -> list[tuple[bytes, ...]]:
+        return list(map(self._stored, keys))
+
+    def _stored(self, key: bytes) -> tuple[bytes, ...]:
+        frame = frame_of(self.srid)
+        cell = point_cell_of(key, frame)
+        if cell is not None:
+            return (cell_key(cell),)
+        geometry = geometry_of(decode_key(key, _PART)[0][0], frame)
+        most = max(1, min(MOST_CELLS, MOST_BYTES // len(key)))
+        return tuple(map(cell_key, cells_of(geometry, most)))
+
+    def stem(self, key: bytes) -> bytes:
+        del key
+        return b""
+
+    def id_start(self, entry_key: bytes) -> int:
+        if len(entry_key) < CELL_BYTES:
+            raise InvariantViolationError("KeyDecodes", f"{entry_key.hex()} has no whole cell")
+        return CELL_BYTES
+
+    def id_starts(self, entry_keys: Sequence[bytes]) -> list[int]:
+        return list(map(self.id_start, entry_keys))
+
+    def canonical(self, stored: bytes, value: bytes) -> bytes:
+        del stored
+        return unpack_keyed_value(value)[2]
+
+    def in_full(self, entry_key: bytes, value: bytes) -> tuple[bytes, bytes]:
+        forms, include, key = unpack_keyed_value(value)
+        return key + entry_key[self.id_start(entry_key) :], pack_value(forms, include)
+
+    def check(self, entry_key: bytes, value: bytes) -> None:
+        stored = entry_key[: self.id_start(entry_key)]
+        _, _, key = unpack_keyed_value(value)
+        if skip_key(key, self.parts) != len(key):
+            raise InvariantViolationError("EntryDecodes", f"{key[:80].hex()} is no key of one part")
+        try:
+            places = self._stored(key)
+        except NotAGeometryError as error:
+            raise InvariantViolationError("EntryDecodes", f"{key[:80].hex()} is no place: {error}") from error
+        if stored not in places or (b"".join(places) if len(places) > 1 else b"") != places_of(value):
+            raise InvariantViolationError("EntryDecodes", f"{entry_key.hex()} is none of {key[:80].hex()}")
+
+    def without_columns(self, value: bytes) -> bytes:
+        forms, _, key = unpack_keyed_value(value)
+        return pack_keyed_value(forms, None, key, places_of(value))
+
+    def selected(self, wanted: WantedKeys) -> Selected:
+        if wanted.region is not None:
+            return Selected(spans_of(wanted.region))
+        for what, said in (("a prefix", wanted.prefix), ("values", wanted.equals)):
+            if said is not None:
+                raise _no_values(what)
+        if wanted.low or wanted.high:
+            raise _no_values("a range")
+        return Selected((Span(),))
+
+    def boxed(self, box: Box, most: int) -> Boxed | str:
+        return "finds places only, by ST_Within, ST_Contains, ST_Intersects and ST_DWithin of its key"
+
+
+def spans_of(region: Region) -> list[Span]:
+    """The entries whose documents can meet a condition: ascending, disjoint."""
+    return [Span(cell_key(low), successor(cell_key(high))) for low, high in region.spans(MOST_SPANS)]
+
+
+def intersected(first: Sequence[Span], second: Sequence[Span]) -> list[Span]:
+    """What lies in both of two ascending, disjoint lists of spans; ascending, disjoint."""
+    found: list[Span] = []
+    at = other = 0
+    while at < len(first) and other < len(second):
+        one, two = first[at], second[other]
+        low = max(one.low, two.low)
+        ends = [high for high in (one.high, two.high) if high is not None]
+        both = Span(low, min(ends) if ends else None)
+        if not both.empty:
+            found.append(both)
+        if one.high is None or (two.high is not None and two.high <= one.high):
+            other += 1
+        else:
+            at += 1
+    return found
+
+
+def first_of_several(spans: Sequence[Bounds]) -> Callable[[bytes, bytes], bool]:
+    """Whether an entry (entry key, value) is the one by which a read of some spans gives its document: that
+    of the first cell of the document's that lies in them.
+
+    Args:
+        spans: ascending, disjoint.
+
+    The function raises:
+        InvariantViolationError: the value was not made for this structure.
+    """
+    lows = [low for low, _ in spans]
+    highs = [high for _, high in spans]
+
+    def is_read(place: bytes) -> bool:
+        at = bisect_right(lows, place) - 1
+        return at >= 0 and ((high := highs[at]) is None or place < high)
+
+    def is_first(entry_key: bytes, value: bytes) -> bool:
+        places = places_of(value)
+        for at in range(0, len(places), CELL_BYTES):
+            place = places[at : at + CELL_BYTES]
+            if is_read(place):
+                return entry_key.startswith(place)
+        return True
+
+    return is_first
+
+
+def _no_values(what: str) -> NotOrderedError:
+    return NotOrderedError(
+        f"a spatial index does not answer {what}: it finds places only, and has no order",
+        next_step="Ask `within`, `contains`, `intersects` or `near`, or an index USING btree.",
+    )
