@@ -54,7 +54,7 @@ from keytide.definition.expression import (
     identity,
 )
 from keytide.definition.index import IndexDefinition
-from keytide.definition.places import meaning
+from keytide.definition.spatial import meaning
 from keytide.definition.render import render_expression
 from keytide.errors import CallerError
 

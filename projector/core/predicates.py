@@ -29,7 +29,7 @@ from keytide.definition.expression import (
     Relates,
     Truth,
 )
-from keytide.definition.places.meaning import relates
+from keytide.definition.spatial.meaning import relates
 from keytide.definition.semantics import Constants, LikePattern
 
 
