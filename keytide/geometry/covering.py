@@ -38,10 +38,13 @@ if TYPE_CHECKING:
 
 CELL_BYTES: Final = 8
 """A cell id is an unsigned 64-bit number; big-endian bytes keep its order."""
-LEVEL_MOD: Final = 2
+LEVEL_MOD: Final = 1
 """Cells of documents have levels that are multiples of it, or are leaves (level 30)."""
 _MARGIN: Final = 8e-12
 """In units of a face: five times the tolerance, and a 200th of a leaf."""
+
+_LARGE: Final = 150
+"""Positions."""
 
 Square = tuple[int, int, int, int]
 """(face, i, j, level)."""
@@ -69,7 +72,10 @@ def cells_of(geometry: Geometry, most: int = 8) -> tuple[int, ...]:
     """
     if geometry.is_point:
         return (point_cell(geometry.x, geometry.y, geometry.frame),)
-    return tuple(covering(Outline(geometry.drawing.prepared()), most))
+    drawing = geometry.drawing
+    # Preparing pays where there is much to be indexed; what others may be asking is not prepared.
+    large = len(drawing.at) > _LARGE
+    return tuple(covering(Outline(drawing.prepared() if large else drawing), most))
 
 
 class Covered(Protocol):
@@ -85,66 +91,63 @@ class Covered(Protocol):
 
 
 def covering(what: Covered, most: int) -> list[int]:
-    """A covering of at most `most` cells (or as many as there are seeds): ids, ascending, disjoint, none of them
-    all of its siblings' and so to be replaced by the parent."""
-    import numpy as np
-
-    done: list[int] = []
+    """A covering of at most `most` cells (or as many as there are seeds): ids, ascending and disjoint."""
+    done: list[Square] = []
     open_ = _touching(what, what.seeds(), done)
     while open_:
         level = min(square[3] for square in open_)
         if level == LEAF:
             break
         wave = [square for square in open_ if square[3] == level]
-        rest = [square for square in open_ if square[3] > level]
-        width = 1 << LEAF - level - LEVEL_MOD
-        steps = np.arange(1 << LEVEL_MOD) * width
-        families: list[tuple[list[Square], list[int], Square]] = []
-        for face in {square[0] for square in wave}:
-            some = [square for square in wave if square[0] == face]
-            i = (np.array([square[1] for square in some])[:, None, None] + steps[None, :, None]) + steps * 0
-            j = (np.array([square[2] for square in some])[:, None, None] + steps[None, None, :]) + (
-                steps * 0
-            )[:, None]
-            shape = (len(some), -1)
-            touches, inside = what.look(face, i.ravel(), j.ravel(), level + LEVEL_MOD)
-            i, j = i.reshape(shape), j.reshape(shape)
-            touches, inside = touches.reshape(shape), inside.reshape(shape)
-            for at, square in enumerate(some):
-                split = [
-                    (face, int(i[at, n]), int(j[at, n]), level + LEVEL_MOD)
-                    for n in np.flatnonzero(touches[at] & ~inside[at])
-                ]
-                within = [
-                    cell_of((face, int(i[at, n]), int(j[at, n]), level + LEVEL_MOD))
-                    for n in np.flatnonzero(inside[at])
-                ]
-                families.append((split, within, square))
-        families.sort(key=lambda family: len(family[0]) + len(family[1]))
-        open_ = rest
+        open_ = [square for square in open_ if square[3] > level]
+        families = _families(what, wave, level)
+        families.sort(key=lambda family: len(family[1]) + len(family[2]))
         left = len(families)
-        for split, within, square in families:
+        for square, split, within in families:
             left -= 1
             if len(done) + len(open_) + len(split) + len(within) + left <= most:
                 open_ += split
                 done += within
             else:
-                done.append(cell_of(square))
-    return sorted(done + [cell_of(square) for square in open_])
+                done.append(square)
+    return sorted(map(cell_of, done + open_))
 
 
-def _touching(what: Covered, seeds: list[Square], done: list[int]) -> list[Square]:
+def _families(
+    what: Covered, wave: list[Square], level: int
+) -> list[tuple[Square, list[Square], list[Square]]]:
+    """Cells of one level, and which of the smaller ones within each touch, and are to be split, or are
+    inside."""
+    import numpy as np
+
+    width = 1 << LEAF - level - LEVEL_MOD
+    steps = np.arange(0, width << LEVEL_MOD, width)
+    families = []
+    for face in {square[0] for square in wave}:
+        some = [square for square in wave if square[0] == face]
+        least = np.array(some)
+        i = np.add.outer(least[:, 1], np.repeat(steps, 1 << LEVEL_MOD)).ravel()
+        j = np.add.outer(least[:, 2], np.tile(steps, 1 << LEVEL_MOD)).ravel()
+        touches, inside = what.look(face, i, j, level + LEVEL_MOD)
+        found: list[tuple[list[Square], list[Square]]] = [([], []) for _ in some]
+        for at in np.flatnonzero(touches).tolist():
+            square = (face, int(i[at]), int(j[at]), level + LEVEL_MOD)
+            found[at >> 2 * LEVEL_MOD][bool(inside[at])].append(square)
+        families += [(square, *two) for square, two in zip(some, found, strict=True)]
+    return families
+
+
+def _touching(what: Covered, seeds: list[Square], done: list[Square]) -> list[Square]:
     """Those of the seeds that are to be split; those inside are done."""
     import numpy as np
 
     found: list[Square] = []
-    for seed in seeds:
-        face, i, j, level = seed
-        touches, inside = what.look(face, np.array([i]), np.array([j]), level)
-        if inside[0]:
-            done.append(cell_of(seed))
-        elif touches[0]:
-            found.append(seed)
+    for face, level in {(seed[0], seed[3]) for seed in seeds}:
+        some = [seed for seed in seeds if seed[0] == face and seed[3] == level]
+        at = np.array(some)
+        touches, inside = what.look(face, at[:, 1], at[:, 2], level)
+        done += [seed for seed, one in zip(some, inside.tolist(), strict=True) if one]
+        found += [seed for seed, one in zip(some, (touches & ~inside).tolist(), strict=True) if one]
     return found
 
 
@@ -158,8 +161,11 @@ class Outline:
     """A drawing, to be covered as it is."""
 
     def __init__(self, drawing: Drawing) -> None:
+        import shapely
+
         self.drawing = drawing
         self.shapes = shapes_of(drawing)
+        self.flat = {face: shapely.get_dimensions(shape) == 2 for face, shape in self.shapes.items()}
 
     def seeds(self) -> list[Square]:
         found: list[Square] = []
@@ -179,11 +185,9 @@ class Outline:
         shape = self.shapes[face]
         boxes = shapely.box(*rectangles(self.drawing, shape, i, j, level))
         touches = np.asarray(shapely.intersects(shape, boxes))
-        inside = touches.copy()
-        if shapely.get_dimensions(shape) == 2:
+        inside = np.zeros(len(touches), bool)
+        if self.flat[face]:
             inside[touches] = shapely.covers(shape, boxes[touches])
-        else:
-            inside[:] = False
         return touches, inside
 
 
@@ -216,12 +220,8 @@ def rectangles(
 
     width = 1 << LEAF - level
     if drawing.geographic:
-        return (
-            face_coordinates(i) - _MARGIN,
-            face_coordinates(j) - _MARGIN,
-            face_coordinates(i + width) + _MARGIN,
-            face_coordinates(j + width) + _MARGIN,
-        )
+        u = face_coordinates(np.concatenate((i, j, i + width, j + width))).reshape(4, -1)
+        return u[0] - _MARGIN, u[1] - _MARGIN, u[2] + _MARGIN, u[3] + _MARGIN
     # GEOS need not see the ends of the world: somewhat more than the shape will do.
     left, low, right, high = shape.bounds
     around = (
@@ -245,7 +245,10 @@ def face_coordinates(places: Places) -> Floats:
     import numpy as np
 
     s = places / SIDE
-    return np.where(s >= 0.5, (4 * s * s - 1) / 3, (1 - 4 * (1 - s) * (1 - s)) / 3)
+    upper = s >= 0.5
+    s = np.where(upper, s, 1 - s)
+    u = (4 * s * s - 1) / 3
+    return np.where(upper, u, -u)
 
 
 def face_places(low: float, high: float) -> tuple[int, int]:

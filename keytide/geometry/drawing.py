@@ -87,10 +87,9 @@ class Drawing:
         self.vector: Floats = vectors(self.at) if geographic else np.empty((0, 3))
         self.whole: tuple[int, ...] = (PLANE,)
         if geographic:
-            least = self.vector.min(axis=0), -self.vector.max(axis=0)
-            self.whole = tuple(
-                axis + 3 * side for side in (0, 1) for axis in range(3) if least[side][axis] >= _LEAST_W
-            )
+            low, high = self.vector.min(axis=0).tolist(), self.vector.max(axis=0).tolist()
+            near = [axis for axis in range(3) if low[axis] >= _LEAST_W]
+            self.whole = (*near, *(axis + 3 for axis in range(3) if high[axis] <= -_LEAST_W))
         self._drawn: dict[int, Shape] = {}
         self._pieces: dict[int, Shape | None] = {}
 
@@ -172,7 +171,7 @@ class Drawing:
         Raises:
             NotAGeometryError: they are not, or do not.
         """
-        if self.geographic:
+        if self.geographic and not self.whole:
             for a, b in self.stretches():
                 opposite = np.abs(self.vector[a : b - 1] + self.vector[a + 1 : b]).max(axis=1) < _ANTIPODAL
                 if opposite.any():

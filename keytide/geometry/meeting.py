@@ -99,6 +99,10 @@ def cover(a: Drawing, b: Drawing) -> bool:
 
 def covers_on(one: Shape, other: Shape) -> bool:
     """Whether a shape on a chart covers another, but for the tolerance."""
+    bounds = shapely.bounds((one, other))
+    beyond = bounds[1] - bounds[0]
+    if beyond[:2].min() < -TOLERANCE or beyond[2:].max() > TOLERANCE:
+        return False
     if shapely.covers(one, other):
         return True
     if shapely.get_dimensions(one) < shapely.get_dimensions(other):

@@ -19,8 +19,11 @@ EARTH_RADIUS: Final = 6_371_008.771_415
 SPHEROID_SLACK: Final = 0.007
 """Geodesics on the spheroid are as long as arcs on the sphere, give or take this share: 0.9944 at the equator
 along a meridian, 1.0045 at the poles."""
-_MOST_PAIRS: Final = 200_000
-"""Pairs of points and edges that are looked at together: about 10 MB."""
+_POLE: Final = 90.0
+_ANTIMERIDIAN: Final = 180.0
+_MOST_PAIRS: Final = 100_000
+"""Pairs of points and edges that are looked at together: a few MB."""
+_MOST_COLUMNS: Final = 2_000
 
 
 def vectors(at: Floats) -> Floats:
@@ -28,8 +31,12 @@ def vectors(at: Floats) -> Floats:
     written."""
     radians = np.radians(at)
     sines, cosines = np.sin(radians), np.cos(radians)
-    cosines[:, 1][np.abs(at[:, 1]) == 90] = 0.0
-    sines[:, 0][np.abs(at[:, 0]) == 180] = 0.0
+    # Most documents are nowhere near; looking costs less than changing nothing.
+    east, north = np.abs(at).max(axis=0, initial=0.0).tolist()
+    if north == _POLE:
+        cosines[:, 1][np.abs(at[:, 1]) == _POLE] = 0.0
+    if east == _ANTIMERIDIAN:
+        sines[:, 0][np.abs(at[:, 0]) == _ANTIMERIDIAN] = 0.0
     found = np.empty((len(at), 3))
     np.multiply(cosines[:, 0], cosines[:, 1], out=found[:, 0])
     np.multiply(sines[:, 0], cosines[:, 1], out=found[:, 1])
@@ -74,14 +81,14 @@ def nearest(points: Floats, vertices: Floats, start: Floats, end: Floats) -> tup
     place = np.zeros((len(points), 3))
     normal = normals(start, end)
     ahead, behind = np.cross(normal, start), np.cross(end, normal)
-    width = max(1, min(1_000, len(vertices), len(points)))
-    height = max(1, _MOST_PAIRS // width)
-    for top in range(0, len(points), width):
-        some = slice(top, top + width)
-        for left in range(0, len(vertices), height):
-            _vertices_near(points[some], vertices[left : left + height], best[some], place[some])
-        for left in range(0, len(start), height):
-            few = slice(left, left + height)
+    columns = max(1, min(_MOST_COLUMNS, max(len(vertices), len(start))))
+    rows = _MOST_PAIRS // columns
+    for top in range(0, len(points), rows):
+        some = slice(top, top + rows)
+        for left in range(0, len(vertices), columns):
+            _vertices_near(points[some], vertices[left : left + columns], best[some], place[some])
+        for left in range(0, len(start), columns):
+            few = slice(left, left + columns)
             _edges_near(points[some], normal[few], ahead[few], behind[few], best[some], place[some])
     return best, place
 
