@@ -13,6 +13,7 @@ Face 0, and its curve, are those of `keytide.geometry.curve`.
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +34,15 @@ def place_of(value: float) -> int:
     """i (or j) of a coordinate, 0..2^30-1."""
     bits: int = _BITS.unpack(_PAIR.pack(value + 0.0, 0.0))[0]
     return (bits ^ _ALL if bits & _SIGN else bits | _SIGN) >> _DROPPED
+
+
+def coordinate_of(place: int) -> float:
+    """The least coordinate that has a place, 0..2^30; infinite beyond what numbers there are."""
+    bits = place << _DROPPED
+    if place >> 30:
+        return math.inf
+    value: float = _PAIR.unpack(_BITS.pack(bits ^ _SIGN if bits & _SIGN else bits ^ _ALL, 0))[0]
+    return value if value == value else (math.inf if bits & _SIGN else -math.inf)
 
 
 def planar_leaf(x: float, y: float) -> int:

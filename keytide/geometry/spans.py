@@ -26,6 +26,15 @@ from keytide.geometry.covering import (
     shapes_of,
 )
 from keytide.geometry.curve import LEAF, level_of, parent_of, span_of
+from keytide.geometry.quick import (
+    MOST_CORNERS,
+    circle_cells,
+    convex_cells,
+    planar_circle_cells,
+    planar_convex_cells,
+    vector_of,
+)
+from keytide.geometry.sphere import EARTH_RADIUS, SPHEROID_SLACK
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,26 +66,55 @@ def _cells(relation: Relation, shape: Geometry, drawing: Drawing, metres: float,
     if relation == "contains":
         x, y = drawing.at[0].tolist()
         return [point_cell(x, y, shape.frame)]
+    if (found := _quick_cells(relation, shape, metres, most)) is not None:
+        return found
     if relation == "dwithin" and metres > 0:
         if shape.frame == "planar":
             return covering(_PlanarBuffer(drawing, metres), most)
-        from keytide.geometry.sphere import EARTH_RADIUS, SPHEROID_SLACK
-
-        angle = metres / (EARTH_RADIUS * (1 - SPHEROID_SLACK)) + 1e-11
+        angle = _angle(metres)
         return covering(_Buffer(drawing, angle), most) if angle < math.pi else []
     if shape.is_point and shape.frame == "planar":
         return [point_cell(shape.x, shape.y, shape.frame)]
     return covering(Outline(drawing), most)
 
 
+def _quick_cells(relation: Relation, shape: Geometry, metres: float, most: int) -> list[int] | None:
+    """The same of a circle, and of a convex polygon without holes; None of anything else."""
+    planar = shape.frame == "planar"
+    if shape.is_point:
+        if relation != "dwithin" or not metres:
+            return None
+        if planar:
+            return planar_circle_cells(shape.x, shape.y, metres, most)
+        return circle_cells(vector_of(shape.x, shape.y), _angle(metres), most)
+    geojson = shape.geojson
+    if relation == "dwithin" or geojson["type"] != "Polygon" or len(geojson["coordinates"]) > 1:
+        return None
+    ring = geojson["coordinates"][0]
+    if len(ring) > MOST_CORNERS:
+        return None
+    if planar:
+        return planar_convex_cells([(x, y) for x, y in ring[:-1]], most)
+    return convex_cells([vector_of(x, y) for x, y in ring[:-1]], most)
+
+
+def _angle(metres: float) -> float:
+    """At least the angle that a distance comes to on the sphere."""
+    return metres / (EARTH_RADIUS * (1 - SPHEROID_SLACK)) + 1e-11
+
+
 def _with_ancestors(cells: list[int]) -> list[tuple[int, int]]:
     if not cells:
         return _EVERYTHING
     found = {span_of(cell) for cell in cells}
+    ancestors: set[int] = set()
     for cell in cells:
-        for level in range(0, level_of(cell), LEVEL_MOD):
+        for level in range((level_of(cell) - 1) // LEVEL_MOD * LEVEL_MOD, -1, -LEVEL_MOD):
             ancestor = parent_of(cell, level)
-            found.add((ancestor, ancestor))
+            if ancestor in ancestors:
+                break  # and so are those around it
+            ancestors.add(ancestor)
+    found.update((ancestor, ancestor) for ancestor in ancestors)
     return sorted(found)
 
 

@@ -27,6 +27,8 @@ LENGTH: Final = len(_PLAIN)
 _X: Final = len(_HEAD)
 _Y: Final = _X + _NUMBER
 _END: Final = _Y + _NUMBER
+_BEFORE: Final = bytes((0xC4, LENGTH))
+"""Of a byte string of that length in msgpack."""
 _numbers_at: Final = struct.Struct(">BQBBQB").unpack_from
 _pack_numbers: Final = struct.Struct(">BQBBQB").pack
 _pack_doubles: Final = struct.Struct(">dd").pack
@@ -78,6 +80,16 @@ def point_of(key: bytes) -> tuple[float, float] | None:
     if other == TAG_NEGATIVE:
         second ^= _ALL
     return _unpack_doubles(_pack_bits(first, second))
+
+
+def key_at_end(value: bytes) -> bytes | None:
+    """The canonical key of a value that holds one (`keytide.model.entry`), if it is such a point: read without
+    decoding. Values end with it, behind its length; and nothing else ends like that, for no key is the end of
+    another one with such two bytes before it."""
+    key = value[-LENGTH:]
+    if value.startswith(b"\x93") and value[-LENGTH - 2 : -LENGTH] == _BEFORE and point_of(key) is not None:
+        return key
+    return None
 
 
 def point_cell_of(key: bytes, frame: Frame) -> int | None:
