@@ -62,11 +62,10 @@ class Region:
         Raises:
             NotAGeometryError: it is of the other frame.
         """
-        if same_frame(self.shape, geometry):
-            return self._test_geographic(geometry)
+        geographic = same_frame(self.shape, geometry)
         if geometry.is_point:
             return self._test_one(geometry)
-        return self._test_planar(geometry)
+        return self._test_geographic(geometry) if geographic else self._test_planar(geometry)
 
     def _test_one(self, geometry: Geometry) -> bool:
         import numpy as np
@@ -92,8 +91,6 @@ class Region:
                 return bool(shapely.dwithin(shape, other, self.metres))
 
     def _test_geographic(self, geometry: Geometry) -> bool:
-        if geometry.is_point and self.relation != "contains":
-            return self._test_one(geometry)
         from keytide.geometry.meeting import cover, meet
 
         match self.relation:
