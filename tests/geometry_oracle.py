@@ -1,12 +1,13 @@
 """Geometry by brute force, without a library: what `keytide.geometry` is held against.
 
-On the sphere: every edge against every edge, by triple products; inside is the side of a ring that fewer of some
-points spread over the sphere are on; geodesics by Vincenty's iteration. In the plane: fractions, exactly. What is
-a matter of rounding is not answered: `None`, for anything that `BAND` would change.
+On the sphere: every edge against every edge, by triple products; inside is the side of a ring that fewer of
+some points spread over the sphere are on; geodesics by Vincenty's iteration. In the plane: fractions,
+exactly. What is a matter of rounding is not answered: `None`, for anything that `BAND` would change.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from fractions import Fraction
@@ -31,15 +32,16 @@ class Pieces(NamedTuple):
 
 def pieces(geojson: dict[str, Any]) -> Pieces:
     found = Pieces([], [], [])
-    kind, at = geojson["type"], geojson.get("coordinates")
+    kind = geojson["type"]
     if kind == "GeometryCollection":
-        for one in geojson["geometries"]:
-            for mine, theirs in zip(found, pieces(one), strict=True):
-                mine.extend(theirs)  # type: ignore[arg-type]
+        for one in map(pieces, geojson["geometries"]):
+            found.points.extend(one.points)
+            found.lines.extend(one.lines)
+            found.polygons.extend(one.polygons)
         return found
-    wrapped = at if kind.startswith("Multi") else [at]
-    kinds = ("Point", "LineString", "Polygon")
-    found[kinds.index(kind.removeprefix("Multi"))].extend(wrapped)
+    at: Any = geojson["coordinates"]
+    several = at if kind.startswith("Multi") else [at]
+    found[("Point", "LineString", "Polygon").index(kind.removeprefix("Multi"))].extend(several)
     return found
 
 
@@ -135,7 +137,7 @@ class Ring:
     def __init__(self, positions: list[list[float]]) -> None:
         at = [vector(one) for one in positions]
         self.vertices = at
-        self.edges = list(zip(at, at[1:], strict=False))
+        self.edges = list(itertools.pairwise(at))
         middle = (sum(one[0] for one in at), sum(one[1] for one in at), sum(one[2] for one in at))
         self.outside_parity: int | None = 0
         self.reference = AWAY
@@ -168,7 +170,7 @@ class Sphere:
 
     def edges(self) -> Iterator[Edge]:
         for line in self.lines:
-            yield from zip(line, line[1:], strict=False)
+            yield from itertools.pairwise(line)
         yield from self.boundary()
         yield from ((one, one) for one in self.points)
 
@@ -213,7 +215,7 @@ def meet(a: Sphere, b: Sphere) -> bool | None:
         for other in b.edges():
             if crosses(one, other):
                 return True if clearly(one, other) else None
-    held = [a.inside(next(iter(b.edges()))[0])] + [b.inside(next(iter(a.edges()))[0])]
+    held = [a.inside(next(iter(b.edges()))[0]), b.inside(next(iter(a.edges()))[0])]
     for p in {edge[0] for edge in b.edges()}:
         held.append(a.inside(p))
     for p in {edge[0] for edge in a.edges()}:
@@ -243,8 +245,7 @@ def covers(a: Sphere, b: Sphere) -> bool | None:
                 return False if clearly(one, other) and len(a.polygons) == 1 else None
     if None in held or a.lines or a.points:
         return None
-    for p, edge in ((p, edge) for edge in b.edges() for p in edge):
-        del p
+    for edge in b.edges():
         for other in boundary:
             near = [angle(q, foot(q, edge)) for q in other] + [angle(q, foot(q, other)) for q in edge]
             if min(near) < BAND:
@@ -262,9 +263,8 @@ def s2_leaf(position: list[float]) -> tuple[int, float]:
     """(the id of the leaf, how far from its sides the position is: 0..0.5 of a side), bit by bit, as the S2
     library's pages tell it."""
     x, y, z = vector(position)
-    size, axis = max((abs(one), at) for at, one in enumerate((x, y, z)))
+    axis = max(range(3), key=lambda at: abs((x, y, z)[at]))
     positive = (x, y, z)[axis] > 0
-    del size
     face = axis if positive else axis + 3
     u, v = {
         0: lambda: (y / x, z / x),
@@ -364,7 +364,7 @@ def on_edge(p: Flat, edge: FlatEdge) -> bool:
 
 def edges_of(positions: list[list[float]]) -> list[FlatEdge]:
     at = [flat(one) for one in positions]
-    return list(zip(at, at[1:], strict=False))
+    return list(itertools.pairwise(at))
 
 
 def common_places(one: FlatEdge, other: FlatEdge) -> list[Flat]:
@@ -405,7 +405,7 @@ def middles(edges: list[FlatEdge], others: list[FlatEdge]) -> Iterator[Flat]:
     """The middles of edges, after these are cut where others meet them."""
     for a, b in edges:
         cuts = sorted({a, b, *(p for other in others for p in common_places((a, b), other))})
-        for p, q in zip(cuts, cuts[1:], strict=False):
+        for p, q in itertools.pairwise(cuts):
             yield ((p[0] + q[0]) / 2, (p[1] + q[1]) / 2)
 
 

@@ -1,4 +1,5 @@
-"""Charts: planes that touch the sphere, one for each face of S2's cube, on which great circles are straight."""
+"""Charts: planes that touch the sphere, one for each face of S2's cube, on which great circles are
+straight."""
 
 from __future__ import annotations
 

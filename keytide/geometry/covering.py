@@ -4,15 +4,15 @@ Theory of operation
 ===================
 As S2's region coverer does it: begin with the few cells that are about as large as the geometry, and go on to
 split the largest, leaving out those that do not touch the geometry, as long as there are no more than `most`.
-A cell is a rectangle on the chart of its face, so GEOS says whether it touches, and whether it is inside (then
-it is not split any more); all cells of a level are asked about together.
+A cell is a rectangle on the chart of its face, so GEOS says whether it touches, and whether it is inside
+(then it is not split any more); all cells of a level are asked about together.
 
 Rectangles are taken `_MARGIN` larger than they are. So what is within the tolerance of meeting
 (`keytide.geometry.meeting`), or was put into a neighbouring leaf by rounding, still is in a cell that both
 coverings know.
 
-Cells of documents have only levels that are multiples of `LEVEL_MOD` (or are leaves): a query must look for every
-cell that any of its own is in, and finds fewer of them.
+Cells of documents have only levels that are multiples of `LEVEL_MOD` (or are leaves): a query must look for
+every cell that any of its own is in, and finds fewer of them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from keytide.geometry.cells import leaf_at, leaves_at
 from keytide.geometry.curve import LEAF, SIDE, leaf_of, parent_of
 from keytide.geometry.geojson import Frame
 from keytide.geometry.plane import lowest_of, place_of, planar_leaf, planar_leaves
+from keytide.geometry.quiet import quietly
 from keytide.geometry.shapes import Geometry
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Covered(Protocol):
         ...
 
 
+@quietly
 def covering(what: Covered, most: int) -> list[int]:
     """A covering of at most `most` cells (or as many as there are seeds): ids, ascending and disjoint."""
     done: list[Square] = []

@@ -2,9 +2,9 @@
 
 Theory of operation
 ===================
-As PostGIS does it for geographies: the two places that are nearest to one another are looked for on the sphere,
-and the geodesic between them is measured on the spheroid WGS84 (Karney's algorithm, in PROJ). Geometries that
-meet (`keytide.geometry.meeting`) are 0.0 apart.
+As PostGIS does it for geographies: the two places that are nearest to one another are looked for on the
+sphere, and the geodesic between them is measured on the spheroid WGS84 (Karney's algorithm, in PROJ).
+Geometries that meet (`keytide.geometry.meeting`) are 0.0 apart.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from keytide.geometry.geojson import NotAGeometryError
+from keytide.geometry.quiet import quietly
 from keytide.geometry.shapes import Geometry
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def same_frame(a: Geometry, b: Geometry) -> bool:
     return a.frame == "geographic"
 
 
+@quietly
 def distance(a: Geometry, b: Geometry) -> float:
     """How far two geometries are from one another, 0.0 when they meet: metres on the WGS84 spheroid between
     the points that are closest on the sphere (PostGIS' ST_Distance of geographies), or units of the plane.
@@ -56,6 +58,7 @@ def distance(a: Geometry, b: Geometry) -> float:
     return float(geodesics(*places)[0])
 
 
+@quietly
 def distances(shape: Geometry, xs: Floats, ys: Floats) -> Floats:
     """The same of many points, in range."""
     import numpy as np
@@ -107,6 +110,7 @@ def nearest_places(a: Drawing, b: Drawing) -> tuple[Floats, Floats]:
     return degrees(on_a[j : j + 1]), b.at[j : j + 1]
 
 
+@quietly
 def bounds(geometry: Geometry) -> tuple[float, float, float, float]:
     """(west, south, east, north) of all its points, bulging edges and poles included, for a map; west > east
     when it crosses the antimeridian, -180 and 180 when it goes round a pole."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from keytide.geometry.distance import geodesics, nearest_places, same_frame
 from keytide.geometry.geojson import NotAGeometryError, Relation
+from keytide.geometry.quiet import quietly
 from keytide.geometry.shapes import Geometry
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Region:
             self.test_points(np.array([geometry.x], np.float64), np.array([geometry.y], np.float64))[0]
         )
 
+    @quietly
     def _test_planar(self, geometry: Geometry) -> bool:
         import shapely
 
@@ -90,6 +92,7 @@ class Region:
             case "dwithin":
                 return bool(shapely.dwithin(shape, other, self.metres))
 
+    @quietly
     def _test_geographic(self, geometry: Geometry) -> bool:
         from keytide.geometry.meeting import cover, meet
 
@@ -116,6 +119,7 @@ class Region:
             return True
         return bool(geodesics(*nearest_places(self.drawing, drawing))[0] <= self.metres)
 
+    @quietly
     def test_points(self, xs: Floats, ys: Floats) -> Mask:
         """The same of many points, in range: as `test` would say of each."""
         import numpy as np

@@ -40,8 +40,8 @@ class Geometry:
 
     @property
     def geojson(self) -> dict[str, Any]:
-        """Its normal form, {"type", "coordinates"} (a GeometryCollection: {"type", "geometries"}): two numbers
-        per position, whole ones as int (up to 2**53), no -0.0; no other member. Not to be changed."""
+        """Its normal form, {"type", "coordinates"} (a GeometryCollection: {"type", "geometries"}): two
+        numbers per position, whole ones as int (up to 2**53), no -0.0; no other member. Not to be changed."""
         if self._geojson is None:
             return {"type": "Point", "coordinates": [self.x, self.y]}
         return self._geojson

@@ -3,9 +3,9 @@
 Theory of operation
 ===================
 A document may match only if a cell of its covering and one of the query's hold a place in common: then one of
-them is within the other. Cells within a cell of the query are a range of ids; those that one of them is within
-are single ids, one for each level that a document's cell may have. What is beside one another is merged; when
-there are still more than may be, the narrowest gaps are read as well.
+them is within the other. Cells within a cell of the query are a range of ids; those that one of them is
+within are single ids, one for each level that a document's cell may have. What is beside one another is
+merged; when there are still more than may be, the narrowest gaps are read as well.
 
 A document that contains the shape has a cell around any place of it. One place is enough, and has the fewest.
 """
@@ -26,6 +26,7 @@ from keytide.geometry.covering import (
     shapes_of,
 )
 from keytide.geometry.curve import LEAF, level_of, parent_of, span_of
+from keytide.geometry.quiet import quietly
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,6 +53,7 @@ def spans_of(
     return _merged(_with_ancestors(_cells(relation, shape, drawing, metres, most)), most)
 
 
+@quietly
 def _cells(relation: Relation, shape: Geometry, drawing: Drawing, metres: float, most: int) -> list[int]:
     """The cells of a query; none for everything."""
     if relation == "contains":
@@ -81,8 +83,8 @@ def _with_ancestors(cells: list[int]) -> list[tuple[int, int]]:
 
 
 def _merged(spans: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
-    """Those that touch become one (between two neighbouring cells' leaves there is an even number, which is no
-    leaf's id), then those with the narrowest gaps."""
+    """Those that touch become one (between two neighbouring cells' leaves there is an even number, which is
+    no leaf's id), then those with the narrowest gaps."""
     found = [spans[0]]
     for low, high in spans[1:]:
         if low <= found[-1][1] + 2:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.geometry_oracle import Vector, cross, plus, scaled, to_degrees, unit, vector
 
-NASTY = [
+NASTY: list[list[float]] = [
     [180, 0], [-180, 20], [179.9, -40], [0, 90], [0, -90], [30, 89.5], [45, 35.264], [45, 0], [-135, 35.264],
     [0, 0], [90, 0], [45, 45], [0, 45], [-45, -35.264],
 ]  # fmt: skip
