@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, cast, final
 from keytide.geometry.geojson import Frame, NotAGeometryError, Parts, known_parts, read, xy
 
 if TYPE_CHECKING:
-    from keytide.geometry.drawing import Drawing
+    from keytide.geometry.drawn.drawing import Drawing
 
 _WIDEST: Final = 180
 
@@ -51,7 +51,7 @@ class Geometry:
         """What GEOS is asked about; for this package."""
         drawing = self._drawing
         if drawing is None:
-            from keytide.geometry.drawing import Drawing
+            from keytide.geometry.drawn.drawing import Drawing
 
             parts = self._parts
             if parts is None:

@@ -11,9 +11,8 @@ rectangle of (u, v). These planes are called *charts*; a planar geometry has one
 A geometry is *whole* on a chart when all of it is within 78 degrees of the chart's middle (`_LEAST_W`).
 Anything up to some 20 degrees wide is whole on the chart of its first position's face at least. Two
 geometries that are whole on one chart are compared there. What is whole on none, or not on the same, is
-compared face by face, by
-*pieces*: what is seen of it on the face's square (`keytide.geometry.wide` for single polygons and edges that
-are themselves so wide).
+compared face by face, by pieces: what is seen of it on the face's square (`keytide.geometry.drawn.wide` for
+single polygons and edges that are themselves so wide).
 
 Inside of a ring is the smaller side of it: where a ring is whole, the side that does not reach the chart's
 horizon.
@@ -31,8 +30,8 @@ from typing import Final
 import numpy as np
 import shapely
 
-from keytide.geometry import wide
-from keytide.geometry.charts import (
+from keytide.geometry.drawn import wide
+from keytide.geometry.drawn.charts import (
     AXES,
     FACES,
     PLANE,
@@ -44,9 +43,9 @@ from keytide.geometry.charts import (
     together,
     uvw,
 )
+from keytide.geometry.drawn.quiet import quietly
+from keytide.geometry.drawn.sphere import Floats, degrees, vectors
 from keytide.geometry.geojson import NotAGeometryError, Parts
-from keytide.geometry.quiet import quietly
-from keytide.geometry.sphere import Floats, degrees, vectors
 
 _LEAST_W: Final = 0.2
 _ANTIPODAL: Final = 1e-9

@@ -12,7 +12,8 @@ R = TypeVar("R")
 
 def quietly(function: Callable[P, R]) -> Callable[P, R]:
     """A function during which numpy says nothing of floating point: GEOS divides by zero on purpose, where it
-    deals with it, and numpy sees the flag of the processor and warns in its own name. A microsecond a call."""
+    deals with it, and numpy sees the flag of the processor and warns in its own name. A microsecond a
+    call."""
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""`Region`: one query shape with a relation."""
+"""`QueryShape`: one query shape with a relation."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import math
 from typing import TYPE_CHECKING, Final, final
 
 from keytide.geometry.distance import geodesics, nearest_places, same_frame
+from keytide.geometry.drawn.quiet import quietly
 from keytide.geometry.geojson import NotAGeometryError, Relation
-from keytide.geometry.quiet import quietly
 from keytide.geometry.shapes import Geometry
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from keytide.geometry.drawing import Drawing
+    from keytide.geometry.drawn.drawing import Drawing
 
     Floats = NDArray[np.float64]
     Mask = NDArray[np.bool_]
 
 
 @final
-class Region:
+class QueryShape:
     """A query's shape, prepared: DOCUMENT <relation> SHAPE.
 
     One thread at a time: what is prepared is built as tests need it. Geometries are shared freely.
@@ -53,7 +53,7 @@ class Region:
     def spans(self, most: int = 32) -> list[tuple[int, int]]:
         """Inclusive ranges of cell ids, disjoint and ascending, never more than `most` (at least 1): every
         document that `test` takes has one of its `cells_of` in one of them."""
-        from keytide.geometry.spans import spans_of
+        from keytide.geometry.cells.spans import spans_of
 
         return spans_of(self.relation, self.shape, self.drawing, self.metres, most)
 
@@ -79,7 +79,7 @@ class Region:
     def _test_planar(self, geometry: Geometry) -> bool:
         import shapely
 
-        from keytide.geometry.charts import PLANE
+        from keytide.geometry.drawn.charts import PLANE
 
         shape, other = self.drawing.on(PLANE), geometry.drawing.on(PLANE)
         match self.relation:
@@ -94,7 +94,7 @@ class Region:
 
     @quietly
     def _test_geographic(self, geometry: Geometry) -> bool:
-        from keytide.geometry.meeting import cover, meet
+        from keytide.geometry.drawn.meeting import cover, meet
 
         match self.relation:
             case "intersects":
@@ -107,9 +107,9 @@ class Region:
                 return self._is_near(geometry.drawing)
 
     def _is_near(self, drawing: Drawing) -> bool:
-        from keytide.geometry.drawing import cap
-        from keytide.geometry.meeting import meet
-        from keytide.geometry.sphere import EARTH_RADIUS, SPHEROID_SLACK
+        from keytide.geometry.drawn.drawing import cap
+        from keytide.geometry.drawn.meeting import meet
+        from keytide.geometry.drawn.sphere import EARTH_RADIUS, SPHEROID_SLACK
 
         (middle, radius), (other, width) = cap(self.drawing.vector), cap(drawing.vector)
         apart = 2 * math.asin(min(1.0, math.dist(middle, other) / 2)) - radius - width
@@ -128,8 +128,8 @@ class Region:
             return np.zeros(0, bool)
         if self.shape.frame == "planar":
             return self._planar_points(xs, ys)
-        from keytide.geometry.meeting import hold
-        from keytide.geometry.sphere import vectors
+        from keytide.geometry.drawn.meeting import hold
+        from keytide.geometry.drawn.sphere import vectors
 
         at = np.stack((xs, ys), axis=1)
         vector = vectors(at)
@@ -145,7 +145,7 @@ class Region:
         import numpy as np
         import shapely
 
-        from keytide.geometry.charts import PLANE
+        from keytide.geometry.drawn.charts import PLANE
 
         shape = self.drawing.on(PLANE)
         match self.relation:
@@ -165,7 +165,7 @@ class Region:
         """Which positions are all that the shape is."""
         import numpy as np
 
-        from keytide.geometry.meeting import TOLERANCE
+        from keytide.geometry.drawn.meeting import TOLERANCE
 
         found: Mask = np.ones(len(vector), bool)
         if len(self.drawing.vector) > self.drawing.points and np.ptp(self.drawing.vector, axis=0).any():
@@ -180,8 +180,8 @@ class Region:
         """On the sphere first: only near the limit does the spheroid decide."""
         import numpy as np
 
-        from keytide.geometry.meeting import TOLERANCE, hold
-        from keytide.geometry.sphere import EARTH_RADIUS, SPHEROID_SLACK, chord2_of, degrees, nearest
+        from keytide.geometry.drawn.meeting import TOLERANCE, hold
+        from keytide.geometry.drawn.sphere import EARTH_RADIUS, SPHEROID_SLACK, chord2_of, degrees, nearest
 
         near = chord2_of(self.metres * (1 - SPHEROID_SLACK) / EARTH_RADIUS)
         far = chord2_of(self.metres * (1 + SPHEROID_SLACK) / EARTH_RADIUS + TOLERANCE)

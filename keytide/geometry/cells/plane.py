@@ -8,7 +8,7 @@ rectangle whose bounds are doubles, exactly; a leaf is about a 262,144th of its 
 coordinates are millimetres or light years, there is nothing to be chosen. What it costs: around zero cells
 are narrow, so a shape across an axis has a poor covering.
 
-Face 0, and its curve, are those of `keytide.geometry.curve`.
+Face 0, and its curve, are those of `keytide.geometry.cells.curve`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from keytide.geometry.curve import leaf_of, leaves_of
+from keytide.geometry.cells.curve import leaf_of, leaves_of
 
 if TYPE_CHECKING:
     import numpy as np

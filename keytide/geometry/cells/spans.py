@@ -15,24 +15,25 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from keytide.geometry.covering import (
+from keytide.geometry.cells.covering import (
     LEVEL_MOD,
     Outline,
     Square,
     covering,
+    covering_of,
     face_coordinates,
     point_cell,
     rectangles,
     shapes_of,
 )
-from keytide.geometry.curve import LEAF, level_of, parent_of, span_of
-from keytide.geometry.quiet import quietly
+from keytide.geometry.cells.curve import LEAF, level_of, parent_of, span_of
+from keytide.geometry.drawn.quiet import quietly
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from keytide.geometry.drawing import Drawing
+    from keytide.geometry.drawn.drawing import Drawing
     from keytide.geometry.geojson import Relation
     from keytide.geometry.shapes import Geometry
 
@@ -45,7 +46,7 @@ _EVERYTHING: Final = [(1, (6 << 61) - 1)]
 def spans_of(
     relation: Relation, shape: Geometry, drawing: Drawing, metres: float, most: int
 ) -> list[tuple[int, int]]:
-    """What `Region.spans` gives.
+    """What `QueryShape.spans` gives.
 
     Args:
         drawing: the shape's, prepared.
@@ -62,13 +63,13 @@ def _cells(relation: Relation, shape: Geometry, drawing: Drawing, metres: float,
     if relation == "dwithin" and metres > 0:
         if shape.frame == "planar":
             return covering(_PlanarBuffer(drawing, metres), most)
-        from keytide.geometry.sphere import EARTH_RADIUS, SPHEROID_SLACK
+        from keytide.geometry.drawn.sphere import EARTH_RADIUS, SPHEROID_SLACK
 
         angle = metres / (EARTH_RADIUS * (1 - SPHEROID_SLACK)) + 1e-11
         return covering(_Buffer(drawing, angle), most) if angle < math.pi else []
     if shape.is_point and shape.frame == "planar":
         return [point_cell(shape.x, shape.y, shape.frame)]
-    return covering(Outline(drawing), most)
+    return covering_of(drawing, most)
 
 
 def _with_ancestors(cells: list[int]) -> list[tuple[int, int]]:
@@ -130,15 +131,15 @@ class _Buffer:
         self.angle = angle
 
     def seeds(self) -> list[Square]:
-        from keytide.geometry.charts import FACES
+        from keytide.geometry.drawn.charts import FACES
 
         return [(face, 0, 0, 0) for face in FACES]
 
     def look(self, face: int, i: Places, j: Places, level: int) -> tuple[Mask, Mask]:
         import numpy as np
 
-        from keytide.geometry.charts import AXES
-        from keytide.geometry.sphere import chord2_of, nearest, nearest_of_edges
+        from keytide.geometry.drawn.charts import AXES
+        from keytide.geometry.drawn.sphere import chord2_of, nearest, nearest_of_edges
 
         width = 1 << LEAF - level
         sides = [face_coordinates(at) for at in (i, i + width, j, j + width)]

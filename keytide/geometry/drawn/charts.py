@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import shapely
 
-from keytide.geometry.sphere import Floats
+from keytide.geometry.drawn.sphere import Floats
 
 FACES: Final = range(6)
 PLANE: Final = 0

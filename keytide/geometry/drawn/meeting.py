@@ -18,9 +18,9 @@ import numpy as np
 import shapely
 from numpy.typing import NDArray
 
-from keytide.geometry.charts import FACES, SQUARE, Shape, face_of, uvw
-from keytide.geometry.drawing import Drawing
-from keytide.geometry.sphere import EARTH_RADIUS, Floats
+from keytide.geometry.drawn.charts import FACES, SQUARE, Shape, face_of, uvw
+from keytide.geometry.drawn.drawing import Drawing
+from keytide.geometry.drawn.sphere import EARTH_RADIUS, Floats
 
 TOLERANCE: Final = 1e-5 / EARTH_RADIUS
 """Radians: ten micrometres."""

@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 import shapely
 
-from keytide.geometry.charts import AXES, FACES, SQUARE, Shape, uvw
-from keytide.geometry.sphere import Floats, crossings, normals, signed_area
+from keytide.geometry.drawn.charts import AXES, FACES, SQUARE, Shape, uvw
+from keytide.geometry.drawn.sphere import Floats, crossings, normals, signed_area
 
 _CLIP: Final = 1.01
 """Edges are clipped somewhat beyond the square, so that they cross its sides."""

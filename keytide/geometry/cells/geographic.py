@@ -11,7 +11,7 @@ or of Python and numpy on one, differ in the last bit, and once in about ten mil
 So what is not clear, where 2^30 s is within `_UNCLEAR` of a whole number, is worked out in whole numbers of
 192 bits instead (`_exact_leaf`): the leaf of a position is that of exact arithmetic, always. S2 itself, in
 doubles, may say a neighbour there, a centimetre away, which no query notices: coverings have a margin
-(`keytide.geometry.covering`).
+(`keytide.geometry.cells.covering`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import math
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
-from keytide.geometry.curve import SIDE, leaf_of, leaves_of
+from keytide.geometry.cells.curve import SIDE, leaf_of, leaves_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,8 +8,8 @@ A cell is a rectangle on the chart of its face, so GEOS says whether it touches,
 (then it is not split any more); all cells of a level are asked about together.
 
 Rectangles are taken `_MARGIN` larger than they are. So what is within the tolerance of meeting
-(`keytide.geometry.meeting`), or was put into a neighbouring leaf by rounding, still is in a cell that both
-coverings know.
+(`keytide.geometry.drawn.meeting`), or was put into a neighbouring leaf by rounding, still is in a cell that
+both coverings know.
 
 Cells of documents have only levels that are multiples of `LEVEL_MOD` (or are leaves): a query must look for
 every cell that any of its own is in, and finds fewer of them.
@@ -19,19 +19,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
-from keytide.geometry.cells import leaf_at, leaves_at
-from keytide.geometry.curve import LEAF, SIDE, leaf_of, parent_of
+from keytide.geometry.cells.curve import LEAF, SIDE, leaf_of, parent_of
+from keytide.geometry.cells.geographic import leaf_at, leaves_at
+from keytide.geometry.cells.plane import lowest_of, place_of, planar_leaf, planar_leaves
+from keytide.geometry.drawn.quiet import quietly
 from keytide.geometry.geojson import Frame
-from keytide.geometry.plane import lowest_of, place_of, planar_leaf, planar_leaves
-from keytide.geometry.quiet import quietly
 from keytide.geometry.shapes import Geometry
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from keytide.geometry.charts import Shape
-    from keytide.geometry.drawing import Drawing
+    from keytide.geometry.drawn.charts import Shape
+    from keytide.geometry.drawn.drawing import Drawing
 
     Floats = NDArray[np.float64]
     Places = NDArray[np.int64]
@@ -73,10 +73,15 @@ def cells_of(geometry: Geometry, most: int = 8) -> tuple[int, ...]:
     """
     if geometry.is_point:
         return (point_cell(geometry.x, geometry.y, geometry.frame),)
-    drawing = geometry.drawing
-    # Preparing pays where there is much to be indexed; what others may be asking is not prepared.
-    large = len(drawing.at) > _LARGE
-    return tuple(covering(Outline(drawing.prepared() if large else drawing), most))
+    return tuple(covering_of(geometry.drawing, most))
+
+
+@quietly
+def covering_of(drawing: Drawing, most: int) -> list[int]:
+    """A covering of what nobody else is changing, or of a copy: preparing pays where there is much to be
+    indexed, and what others may be asking is not prepared."""
+    large = len(drawing.at) > _LARGE and not drawing.prepare
+    return covering(Outline(drawing.prepared() if large else drawing), most)
 
 
 class Covered(Protocol):
@@ -91,7 +96,6 @@ class Covered(Protocol):
         ...
 
 
-@quietly
 def covering(what: Covered, most: int) -> list[int]:
     """A covering of at most `most` cells (or as many as there are seeds): ids, ascending and disjoint."""
     done: list[Square] = []
@@ -195,7 +199,7 @@ class Outline:
 
 def shapes_of(drawing: Drawing) -> dict[int, Shape]:
     """Face -> what of a drawing is on its square, and maybe more."""
-    from keytide.geometry.charts import BORDER, FACES, PLANE, face_of
+    from keytide.geometry.drawn.charts import BORDER, FACES, PLANE, face_of
 
     if not drawing.geographic:
         return {PLANE: drawing.on(PLANE)}
