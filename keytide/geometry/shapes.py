@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, cast, final
 from keytide.geometry.geojson import Frame, NotAGeometryError, Parts, known_parts, read, xy
 
 if TYPE_CHECKING:
-    from keytide.geometry.drawing import Drawing
+    from keytide.geometry.drawn.drawing import Drawing
 
 _WIDEST: Final = 180
 
@@ -40,8 +40,8 @@ class Geometry:
 
     @property
     def geojson(self) -> dict[str, Any]:
-        """Its normal form, {"type", "coordinates"} (a GeometryCollection: {"type", "geometries"}): two numbers
-        per position, whole ones as int (up to 2**53), no -0.0; no other member. Not to be changed."""
+        """Its normal form, {"type", "coordinates"} (a GeometryCollection: {"type", "geometries"}): two
+        numbers per position, whole ones as int (up to 2**53), no -0.0; no other member. Not to be changed."""
         if self._geojson is None:
             return {"type": "Point", "coordinates": [self.x, self.y]}
         return self._geojson
@@ -51,7 +51,7 @@ class Geometry:
         """What GEOS is asked about; for this package."""
         drawing = self._drawing
         if drawing is None:
-            from keytide.geometry.drawing import Drawing
+            from keytide.geometry.drawn.drawing import Drawing
 
             parts = self._parts
             if parts is None:

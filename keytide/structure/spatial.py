@@ -27,7 +27,7 @@ from typing import ClassVar, Final, final
 
 from keytide.collation import Span, decode_key, encode_part, skip_key, successor
 from keytide.errors import InvariantViolationError
-from keytide.geometry import CELL_BYTES, Frame, NotAGeometryError, Region, cells_of, geometry_of
+from keytide.geometry import CELL_BYTES, Frame, NotAGeometryError, QueryShape, cells_of, geometry_of
 from keytide.model.entry import pack_keyed_value, pack_value, places_of, unpack_keyed_value
 from keytide.structure.interface import Box, Boxed, NotOrderedError, Selected, WantedKeys
 from keytide.structure.point_keys import point_cell_of
@@ -153,7 +153,7 @@ class Spatial:
         return "finds places only, by ST_Within, ST_Contains, ST_Intersects and ST_DWithin of its key"
 
 
-def spans_of(region: Region) -> list[Span]:
+def spans_of(region: QueryShape) -> list[Span]:
     """The entries whose documents can meet a condition: ascending, disjoint."""
     return [Span(cell_key(low), successor(cell_key(high))) for low, high in region.spans(MOST_SPANS)]
 

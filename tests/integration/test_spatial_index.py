@@ -134,20 +134,20 @@ def test_places_are_found_by_every_way(world: World) -> None:
         with held:
             everything = {row.id: row.key[0] for row in client.scan("near", at=held)}
             for index in ("near", "spread"):
-                at = {"at": held} if index == "near" else {}
-                found = {row.id for row in client.scan(index, within=list(BOX), **at)}  # type: ignore[arg-type]
+                at: dict[str, Any] = {"at": held} if index == "near" else {}
+                found = {row.id for row in client.scan(index, within=list(BOX), **at)}
                 if at:
                     sure = {id_ for id_, place in everything.items() if inside(place, -SLACK)}
-                    assert sure <= found <= {id_ for id_, at in everything.items() if inside(at, SLACK)}
+                    assert sure <= found <= {id_ for id_, place in everything.items() if inside(place, SLACK)}
                     assert client.count(index, within=list(BOX), at=held).count == len(found)
                 for metres in (500.0, 20_000.0, 150_000.0):
                     near = {"point": list(HERE), "metres": metres}
-                    rows = {row.id for row in client.scan(index, near=near, **at)}  # type: ignore[arg-type]
+                    rows = {row.id for row in client.scan(index, near=near, **at)}
                     if at:
                         closer = {i for i, p in everything.items() if away(p) < metres * (1 - SLACK)}
                         assert closer <= rows
                         assert rows <= {i for i, p in everything.items() if away(p) < metres * (1 + SLACK)}
-                page = client.page(index, near={"point": list(HERE), "limit": 10}, **at)  # type: ignore[arg-type]
+                page = client.page(index, near={"point": list(HERE), "limit": 10}, **at)
                 distances = [row.distance for row in page.rows]
                 assert len(distances) == 10
                 assert distances == sorted(distances, key=lambda one: one or 0.0)
@@ -157,14 +157,16 @@ def test_places_are_found_by_every_way(world: World) -> None:
                         assert one == pytest.approx(other, rel=SLACK, abs=1.0)
     with world.client() as client:
         envelope = f"ST_MakeEnvelope({', '.join(map(str, BOX))})"
-        at = f"ST_Point({HERE[0]}, {HERE[1]})"
-        counted = list(client.query(f"SELECT COUNT(*) FROM {TOPIC} WHERE ST_Intersects(at, {envelope})"))
-        rows = list(client.query(f"SELECT id, n FROM {TOPIC} WHERE ST_Intersects(at, {envelope})"))
-        assert counted == [[len(rows)]]
+        here = f"ST_Point({HERE[0]}, {HERE[1]})"
+        counted: list[Any] = list(
+            client.query(f"SELECT COUNT(*) FROM {TOPIC} WHERE ST_Intersects(at, {envelope})")
+        )
+        listed = list(client.query(f"SELECT id, n FROM {TOPIC} WHERE ST_Intersects(at, {envelope})"))
+        assert counted == [[len(listed)]]
         ordered = list(
             client.query(
-                f"SELECT id, ST_Distance(at, {at}) FROM {TOPIC} WHERE n >= 0 "
-                f"ORDER BY ST_Distance(at, {at}), id LIMIT 7"
+                f"SELECT id, ST_Distance(at, {here}) FROM {TOPIC} WHERE n >= 0 "
+                f"ORDER BY ST_Distance(at, {here}), id LIMIT 7"
             )
         )
         assert [row[1] for row in ordered] == sorted(row[1] for row in ordered)

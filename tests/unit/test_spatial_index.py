@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from keytide.catalog.partitioning import Partitioning, slices_of_cells
 from keytide.collation import Span, encode_key, encode_part, key_forms, successor
+from keytide.collation.layout import Json
 from keytide.definition.binding import Binding
 from keytide.definition.errors import InvalidStatementError
 from keytide.definition.index import IndexDefinition
@@ -30,8 +31,8 @@ from projector.core.projection import KeyspacePlan, Projected, SourceBatch, proj
 from streaming.core.seeding import partition_keys
 from tests.structure_kit import as_stored, places
 
-JFK = {"type": "Point", "coordinates": [-73.778925, 40.63980103]}
-BOX = {"type": "Polygon", "coordinates": [[[10, 10], [12, 10], [12, 12], [10, 12], [10, 10]]]}
+JFK: Json = {"type": "Point", "coordinates": [-73.778925, 40.63980103]}
+BOX: Json = {"type": "Polygon", "coordinates": [[[10, 10], [12, 10], [12, 12], [10, 12], [10, 10]]]}
 
 
 def definition_of(text: str) -> IndexDefinition:
@@ -41,8 +42,8 @@ def definition_of(text: str) -> IndexDefinition:
 
 
 def projected(definition: IndexDefinition, *documents: dict[str, Any]) -> Projected:
-    ids = [b"d%d" % at for at in range(len(documents))]
-    values = [json.dumps(one).encode() for one in documents]
+    ids: list[bytes | None] = [b"d%d" % at for at in range(len(documents))]
+    values: list[bytes | None] = [json.dumps(one).encode() for one in documents]
     count = len(documents)
     batch = SourceBatch(0, -1, 0, count, list(range(count)), ids, values, [0] * count)
     return project(batch, KeyspacePlan([("i", definition)])).indexes["i"]
@@ -357,11 +358,16 @@ def test_conditions_and_distances_of_what_is_no_place_are_unknown() -> None:
     binding = Binding(definition)
     assert definition.where is not None
     test = binding.test(definition.where)
-    point = {"type": "Point", "coordinates": [1, 2.00001]}
+    point: Json = {"type": "Point", "coordinates": [1, 2.00001]}
     assert test((point,), "d", {}) is True
-    for other in ({"type": "Point", "coordinates": [2, 2]}, {"type": "Point", "coordinates": [1, 3]}):
+    others: tuple[Json, ...] = (
+        {"type": "Point", "coordinates": [2, 2]},
+        {"type": "Point", "coordinates": [1, 3]},
+    )
+    for other in others:
         assert test((other,), "d", {}) is False
-    for nothing in (None, 5, "x", {}, {"type": "Point"}, [1, 2]):
+    nothings: tuple[Json, ...] = (None, 5, "x", {}, {"type": "Point"}, [1, 2])
+    for nothing in nothings:
         assert test((nothing,), "d", {}) is None
     found = projected(definition, {"a": point}, {"a": 5}, {"a": {"type": "Point", "coordinates": [2, 2]}})
     assert found.ordinals.tolist() == [0]

@@ -15,7 +15,7 @@ from keytide.collation import decode_key
 from keytide.definition.expression import Predicate, Relates, same
 from keytide.definition.index import IndexDefinition
 from keytide.definition.spatial.meaning import region_of
-from keytide.geometry import NotAGeometryError, Region, geometry_of
+from keytide.geometry import NotAGeometryError, QueryShape, geometry_of
 from keytide.model.entry import unpack_keyed_value
 from keytide.query.parse.normal import conjuncts
 from keytide.structure.point_keys import key_at_end, points_of
@@ -82,9 +82,9 @@ class PlaceTest:
         return all(region.test(geometry) for region in self._regions)
 
     @property
-    def _regions(self) -> list[Region]:
+    def _regions(self) -> list[QueryShape]:
         """Those of this thread: what they prepare is not shared."""
-        found: list[Region] | None = getattr(self._of_thread, "regions", None)
+        found: list[QueryShape] | None = getattr(self._of_thread, "regions", None)
         if found is None:
             found = self._of_thread.regions = [region_of(node) for node in self._nodes]
         return found

@@ -16,7 +16,7 @@ import msgspec
 
 from keytide.collation import MISSING, Value
 from keytide.definition.expression import DistanceTo, PlaceLiteral, Relates
-from keytide.geometry import Geometry, NotAGeometryError, Region, distance, geometry_of
+from keytide.geometry import Geometry, NotAGeometryError, QueryShape, distance, geometry_of
 from keytide.structure.spatial import frame_of
 
 
@@ -25,9 +25,9 @@ def geometry_literal(place: PlaceLiteral) -> Geometry:
     return geometry_of(msgspec.json.decode(place.geojson), frame_of(place.srid))
 
 
-def region_of(node: Relates) -> Region:
+def region_of(node: Relates) -> QueryShape:
     """What a condition asks of places."""
-    return Region(node.relation, geometry_literal(node.place), node.metres)
+    return QueryShape(node.relation, geometry_literal(node.place), node.metres)
 
 
 def relates(node: Relates) -> Callable[[Value], bool | None]:

@@ -2,19 +2,20 @@
 
 Theory of operation
 ===================
-GEOS (shapely) knows straight edges in a plane; edges of geographies are great circles. On a plane that touches
-the sphere, seen from the centre, great circles are straight (the gnomonic projection), so there GEOS's predicates,
-which are exact, are those of the sphere. Such planes are the six faces of the cube that S2's cells lie on: one
-drawing serves tests, rings that cross themselves, and coverings, in which a cell is a rectangle of (u, v). These
-planes are called *charts*; a planar geometry has one, the plane itself.
+GEOS (shapely) knows straight edges in a plane; edges of geographies are great circles. On a plane that
+touches the sphere, seen from the centre, great circles are straight (the gnomonic projection), so there
+GEOS's predicates, which are exact, are those of the sphere. Such planes are the six faces of the cube that
+S2's cells lie on: one drawing serves tests, rings that cross themselves, and coverings, in which a cell is a
+rectangle of (u, v). These planes are called *charts*; a planar geometry has one, the plane itself.
 
-A geometry is *whole* on a chart when all of it is within 78 degrees of the chart's middle (`_LEAST_W`). Anything
-up to some 20 degrees wide is whole on the chart of its first position's face at least. Two geometries that are
-whole on one chart are compared there. What is whole on none, or not on the same, is compared face by face, by
-*pieces*: what is seen of it on the face's square (`keytide.geometry.wide` for single polygons and edges that are
-themselves so wide).
+A geometry is *whole* on a chart when all of it is within 78 degrees of the chart's middle (`_LEAST_W`).
+Anything up to some 20 degrees wide is whole on the chart of its first position's face at least. Two
+geometries that are whole on one chart are compared there. What is whole on none, or not on the same, is
+compared face by face, by pieces: what is seen of it on the face's square (`keytide.geometry.drawn.wide` for
+single polygons and edges that are themselves so wide).
 
-Inside of a ring is the smaller side of it: where a ring is whole, the side that does not reach the chart's horizon.
+Inside of a ring is the smaller side of it: where a ring is whole, the side that does not reach the chart's
+horizon.
 
 What is made is kept, and made again by another thread at worst; GEOS's geometries, unless prepared, are never
 changed.
@@ -29,8 +30,8 @@ from typing import Final
 import numpy as np
 import shapely
 
-from keytide.geometry import wide
-from keytide.geometry.charts import (
+from keytide.geometry.drawn import wide
+from keytide.geometry.drawn.charts import (
     AXES,
     FACES,
     PLANE,
@@ -42,8 +43,9 @@ from keytide.geometry.charts import (
     together,
     uvw,
 )
+from keytide.geometry.drawn.quiet import quietly
+from keytide.geometry.drawn.sphere import Floats, degrees, vectors
 from keytide.geometry.geojson import NotAGeometryError, Parts
-from keytide.geometry.sphere import Floats, degrees, vectors
 
 _LEAST_W: Final = 0.2
 _ANTIPODAL: Final = 1e-9
@@ -165,6 +167,7 @@ class Drawing:
 
     # --- is it one? ---------------------------------------------------------------
 
+    @quietly
     def check(self) -> None:
         """See that edges are less than half around, and that rings bound an area and do not cross.
 

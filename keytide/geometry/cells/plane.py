@@ -2,13 +2,13 @@
 
 Theory of operation
 ===================
-The bits of doubles, with the sign turned round, are in the order of the numbers. Their top 30 are the place of a
-coordinate, `i` or `j`: a sign, eleven bits of the exponent, eighteen of the fraction. So a cell is a rectangle
-whose bounds are doubles, exactly; a leaf is about a 262,144th of its coordinates wide; and whether coordinates
-are millimetres or light years, there is nothing to be chosen. What it costs: around zero cells are narrow, so a
-shape across an axis has a poor covering.
+The bits of doubles, with the sign turned round, are in the order of the numbers. Their top 30 are the place
+of a coordinate, `i` or `j`: a sign, eleven bits of the exponent, eighteen of the fraction. So a cell is a
+rectangle whose bounds are doubles, exactly; a leaf is about a 262,144th of its coordinates wide; and whether
+coordinates are millimetres or light years, there is nothing to be chosen. What it costs: around zero cells
+are narrow, so a shape across an axis has a poor covering.
 
-Face 0, and its curve, are those of `keytide.geometry.curve`.
+Face 0, and its curve, are those of `keytide.geometry.cells.curve`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import math
 import struct
 from typing import TYPE_CHECKING, Final
 
-from keytide.geometry.curve import leaf_of, leaves_of
+from keytide.geometry.cells.curve import leaf_of, leaves_of
 
 if TYPE_CHECKING:
     import numpy as np

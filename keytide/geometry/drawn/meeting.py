@@ -2,11 +2,12 @@
 
 Theory of operation
 ===================
-On a chart GEOS decides exactly, of positions that were rounded when they were projected (a nanometre). So that
-a point on an edge, or a box that ends at another's edge, is not a matter of such rounding, what is within
-`TOLERANCE` meets, and is covered: PostGIS' ST_Intersects of geographies is ST_Distance < 0.00001.
+On a chart GEOS decides exactly, of positions that were rounded when they were projected (a nanometre). So
+that a point on an edge, or a box that ends at another's edge, is not a matter of such rounding, what is
+within `TOLERANCE` meets, and is covered: PostGIS' ST_Intersects of geographies is ST_Distance < 0.00001.
 
-The tolerance is applied in units of the chart: ten micrometres in its middle, a third of that at a face's corner.
+The tolerance is applied in units of the chart: ten micrometres in its middle, a third of that at a face's
+corner.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import numpy as np
 import shapely
 from numpy.typing import NDArray
 
-from keytide.geometry.charts import FACES, SQUARE, Shape, face_of, uvw
-from keytide.geometry.drawing import Drawing
-from keytide.geometry.sphere import EARTH_RADIUS, Floats
+from keytide.geometry.drawn.charts import FACES, SQUARE, Shape, face_of, uvw
+from keytide.geometry.drawn.drawing import Drawing
+from keytide.geometry.drawn.sphere import EARTH_RADIUS, Floats
 
 TOLERANCE: Final = 1e-5 / EARTH_RADIUS
 """Radians: ten micrometres."""

@@ -1,32 +1,34 @@
-"""Coverings of what queries mostly ask for, small circles and convex polygons, by few scalar steps.
+"""Coverings of what there mostly is, small circles and polygons, by few scalar steps.
 
 Theory of operation
 ===================
 As S2's region coverer: the few cells around the middle that are about as large as the shape, of which the
 largest are split as long as there are few enough, and those that do not touch it are left out. On the chart
-of a face (`keytide.geometry.charts`) cells are rectangles and the polygon is convex there as well, so they
-touch unless a side of either of them parts them. A circle is a polygon of sixteen sides around it. That takes
-a tenth of what GEOS and arrays take for so few cells.
+of a face (`keytide.geometry.drawn.charts`) cells are rectangles and the polygon is convex there as well, so
+they touch unless a side of either of them parts them. A circle is a polygon of sixteen sides around it. That
+takes a tenth of what GEOS and arrays take for so few cells.
 
-What is not small, not convex, or not on one face of the cube is left to `keytide.geometry.covering`.
+What is not small, not convex, or not on one face of the cube is left to `keytide.geometry.cells.covering`.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
-from keytide.geometry.covering import LEVEL_MOD, cell_of
-from keytide.geometry.curve import LEAF, SIDE
-from keytide.geometry.plane import coordinate_of, place_of
+from keytide.geometry.cells.curve import LEAF, LEVEL_MOD, SIDE, cell_of
+from keytide.geometry.cells.plane import coordinate_of, place_of
+from keytide.geometry.geojson import Frame
 
 WIDEST: Final = math.radians(20)
 """Of a shape's circle."""
 _LARGEST: Final = 1e150
 """Coordinate of a plane: the area of what is larger is more than doubles hold."""
-MOST_CORNERS: Final = 64
+MOST_CORNERS: Final = 128
+MOST_HOLLOW: Final = 2.0
+"""How many times larger than a polygon its hull may be."""
 CORNERS: Final = 16
 """Of the polygon around a circle, which is two percent larger."""
 _MARGIN: Final = 1e-10
@@ -42,7 +44,7 @@ Spot = tuple[float, float]
 """(u, v) on a chart."""
 Side = tuple[float, float, float]
 """a * u + b * v + c is at least 0 on the inner side."""
-Square = tuple[int, int]
+Corner = tuple[int, int]
 """(i, j) of a cell whose level is known."""
 
 
@@ -81,11 +83,21 @@ def circle_cells(middle: Vector, angle: float, most: int) -> list[int] | None:
     return _on_face(middle, corners, most)
 
 
-def convex_cells(corners: Sequence[Vector], most: int) -> list[int] | None:
-    """A covering of a polygon on the globe by its corners, the first one once; None where this is not the
-    way, so if it is not convex."""
-    if not 3 <= len(corners) <= MOST_CORNERS:
+def polygon_cells(geojson: Mapping[str, Any], frame: Frame, most: int) -> list[int] | None:
+    """A covering of one polygon, by its hull where it is not much less than that; None where this is not the
+    way, and of anything else.
+
+    Args:
+        geojson: in normal form.
+    """
+    if geojson["type"] != "Polygon":
         return None
+    ring = geojson["coordinates"][0][:-1]
+    if len(ring) > MOST_CORNERS:
+        return None
+    if frame == "planar":
+        return _in_plane([(float(x), float(y)) for x, y in ring], most)
+    corners = [vector_of(x, y) for x, y in ring]
     xs, ys, zs = zip(*corners, strict=True)
     total = (sum(xs), sum(ys), sum(zs))
     if _dot(total, total) < 1e-9:
@@ -101,12 +113,6 @@ def planar_circle_cells(x: float, y: float, distance: float, most: int) -> list[
     around = distance * (1 + 1e-12) / math.cos(math.pi / CORNERS)
     spots = [(x + around * a, y + around * b) for a, b in _TURNS]
     return _in_plane(spots, most)
-
-
-def planar_convex_cells(corners: Sequence[Spot], most: int) -> list[int] | None:
-    """A covering of a polygon in a plane by its corners, the first one once; None where this is not the way,
-    so if it is not convex."""
-    return _in_plane(corners, most) if 3 <= len(corners) <= MOST_CORNERS else None
 
 
 def _on_face(middle: Vector, corners: Sequence[Vector], most: int) -> list[int] | None:
@@ -132,7 +138,7 @@ def _cells(
     margin: float,
     most: int,
 ) -> list[int] | None:
-    """The covering of a polygon on a chart; None if it is not convex.
+    """The covering of a polygon on a chart; None if it fills its hull too little.
 
     Args:
         place: i (or j) of a coordinate of the chart.
@@ -141,7 +147,9 @@ def _cells(
     """
     sides = _sides(spots, margin)
     if sides is None:
-        return None
+        hull = _hull(spots)
+        if _area(hull) > MOST_HOLLOW * abs(_area(spots)) or (sides := _sides(hull, margin)) is None:
+            return None
     us, vs = zip(*spots, strict=True)
     bounds = (min(us), min(vs), max(us), max(vs))
     i, j = (
@@ -170,7 +178,7 @@ def _cells(
             families.append(((a, b), *look(steps, below)))
         families.sort(key=_size)
         left = len(families)
-        split: list[Square] = []
+        split: list[Corner] = []
         for square, touching, within in families:
             left -= 1
             if len(found) + len(split) + len(touching) + len(within) + left <= most:
@@ -183,26 +191,26 @@ def _cells(
     return sorted(cell_of((face, a, b, at)) for at, a, b in found)
 
 
-def _size(family: tuple[Square, list[Square], list[Square]]) -> int:
+def _size(family: tuple[Corner, list[Corner], list[Corner]]) -> int:
     return len(family[1]) + len(family[2])
 
 
 def _looked_at(
-    squares: Sequence[Square],
+    squares: Sequence[Corner],
     width: int,
     bounds: tuple[float, float, float, float],
     sides: Sequence[Side],
     coordinate: Callable[[int], float],
     margin: float,
-) -> tuple[list[Square], list[Square]]:
+) -> tuple[list[Corner], list[Corner]]:
     """Which cells touch the polygon, and which are inside of it.
 
     Args:
         bounds: (left, low, right, high) of the polygon.
     """
     left, low, right, high = bounds
-    touching: list[Square] = []
-    within: list[Square] = []
+    touching: list[Corner] = []
+    within: list[Corner] = []
     for square in squares:
         u0, u1 = coordinate(square[0]) - margin, coordinate(square[0] + width) + margin
         v0, v1 = coordinate(square[1]) - margin, coordinate(square[1] + width) + margin
@@ -220,13 +228,8 @@ def _looked_at(
 
 def _sides(spots: Sequence[Spot], margin: float) -> list[Side] | None:
     """The sides of a polygon, from its first corner; None if it is not convex."""
-    u0, v0 = spots[0]
     ring = [*spots[1:], spots[0]]
-    area = sum(
-        (one[0] - u0) * (other[1] - v0) - (other[0] - u0) * (one[1] - v0)
-        for one, other in zip(spots, ring, strict=True)
-    )
-    turned = 1.0 if area > 0 else -1.0
+    turned = 1.0 if _area(spots) > 0 else -1.0
     found: list[Side] = []
     for one, other in zip(spots, ring, strict=True):
         a, b = turned * (one[1] - other[1]), turned * (other[0] - one[0])
@@ -235,6 +238,36 @@ def _sides(spots: Sequence[Spot], margin: float) -> list[Side] | None:
             return None
         found.append((a, b, slack - a * one[0] - b * one[1]))
     return found
+
+
+def _area(spots: Sequence[Spot]) -> float:
+    """Twice the area of a polygon, negative when its corners go clockwise."""
+    u0, v0 = spots[0]
+    return sum(
+        (one[0] - u0) * (other[1] - v0) - (other[0] - u0) * (one[1] - v0)
+        for one, other in zip(spots, [*spots[1:], spots[0]], strict=True)
+    )
+
+
+def _hull(spots: Sequence[Spot]) -> list[Spot]:
+    """The convex hull of some positions, counter-clockwise (Andrew's monotone chain)."""
+    ordered = sorted(set(spots))
+    if len(ordered) < 3:
+        return ordered
+    found: list[Spot] = []
+    for half in (ordered, ordered[::-1]):
+        chain: list[Spot] = []
+        for spot in half:
+            while len(chain) > 1 and _turn(chain[-2], chain[-1], spot) <= 0:
+                chain.pop()
+            chain.append(spot)
+        found += chain[:-1]
+    return found
+
+
+def _turn(one: Spot, two: Spot, three: Spot) -> float:
+    """Above 0 when the way goes to the left."""
+    return (two[0] - one[0]) * (three[1] - one[1]) - (two[1] - one[1]) * (three[0] - one[0])
 
 
 def _face_of(vector: Vector) -> int:
