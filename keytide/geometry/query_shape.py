@@ -90,7 +90,7 @@ class QueryShape:
             case "contains":
                 return bool(shapely.within(shape, other))
             case "dwithin":
-                return bool(shapely.dwithin(shape, other, self.metres))
+                return bool(shapely.distance(shape, other) <= self.metres)  # as `distance` says
 
     @quietly
     def _test_geographic(self, geometry: Geometry) -> bool:
@@ -159,7 +159,7 @@ class QueryShape:
                 same: Mask = (xs == at[0, 0]) & (ys == at[0, 1])
                 return same if (at == at[0]).all() else np.zeros(len(xs), bool)
             case "dwithin":
-                return np.asarray(shapely.dwithin(shape, shapely.points(xs, ys), self.metres))
+                return np.asarray(shapely.distance(shape, shapely.points(xs, ys)) <= self.metres)
 
     def _same_places(self, vector: Floats) -> Mask:
         """Which positions are all that the shape is."""

@@ -84,8 +84,8 @@ def point_of(key: bytes) -> tuple[float, float] | None:
 
 def key_at_end(value: bytes) -> bytes | None:
     """The canonical key of a value that holds one (`keytide.model.entry`), if it is such a point: read
-    without decoding. Values end with it, behind its length; and nothing else ends like that, for no key is the
-    end of another one with such two bytes before it."""
+    without decoding. Values end with it, behind its length; and nothing else ends like that, for no key is
+    the end of another one with such two bytes before it."""
     key = value[-LENGTH:]
     if value.startswith(b"\x93") and value[-LENGTH - 2 : -LENGTH] == _BEFORE and point_of(key) is not None:
         return key
