@@ -48,8 +48,9 @@ covered;
   what lies around a hole is not covered (PostGIS looks at vertices, and whether edges cross);
 * a MultiPolygon covers what its polygons cover together (PostGIS: what one of them covers);
 * poles, and 180 and -180, are one place for ST_Covers too;
-* polygons wider than some 110 degrees: PostGIS takes a wrong side of about one in a thousand;
-* distances of a few metres: PostGIS is wrong by a fifth of a millimetre.
+* what is a few micrometres beside a line meets it (not in PostGIS 3.3);
+* polygons wider than some 90 degrees: PostGIS now and then takes the wrong side;
+* distances of some metres: PostGIS is wrong by up to a fifth of a millimetre.
 
 Who needs it pays for it: importing this package imports neither numpy nor shapely nor pyproj; coverings,
 tests and polygons do, when they are first asked for. Nothing here is changed after it is made, but for what
