@@ -24,13 +24,12 @@ What is a geometry
 * Numbers that are finite; longitudes -180..180, latitudes -90..90, both ends included. (PostGIS wraps others
   round, with a notice. Here they are refused: latitude first is the usual mistake.) No strings, no booleans.
 * Nothing empty. Lines of 2 positions or more, which may all be one place. Rings of 4 or more, closed, of some
-  area, not crossing or touching themselves or another ring along more than a place; holes within the outline
-  and beside one another. (PostGIS takes invalid polygons, and answers something.) Positions may repeat, and
+  area, not crossing or touching themselves; holes within the outline and beside one another, touching in
+  single places at most. (PostGIS takes invalid polygons, and answers something.) Positions may repeat, and
   polygons of a MultiPolygon may overlap: it is what they cover together.
 * Rings go either way: the inside is their smaller side. Edges are the shorter arcs; one between opposite
-places
-  has none, and is refused. Both poles, and the antimeridian, are like any other place, whatever longitude is
-  written for a pole, and whether 180 or -180.
+  places has none, and is refused. Both poles, and the antimeridian, are like any other place, whatever
+  longitude is written for a pole, and whether 180 or -180.
 
 How it answers
 ==============
@@ -44,12 +43,12 @@ brute force by `tests/property/test_geometry.py`, and against PostGIS by
 `tests/unit/test_geometry_postgis.py`):
 
 * a polygon covers itself, and one that shares a stretch of its boundary; a point on the rim of a hole is
-covered;
-  what lies around a hole is not covered (PostGIS looks at vertices, and whether edges cross);
+  covered; what lies around a hole is not covered (PostGIS looks at vertices, and whether edges cross);
 * a MultiPolygon covers what its polygons cover together (PostGIS: what one of them covers);
 * poles, and 180 and -180, are one place for ST_Covers too;
-* polygons wider than some 110 degrees: PostGIS takes a wrong side of about one in a thousand;
-* distances of a few metres: PostGIS is wrong by a fifth of a millimetre.
+* what is a few micrometres beside a line meets it (not in PostGIS 3.3);
+* polygons wider than some 90 degrees: PostGIS now and then takes the wrong side;
+* distances of some metres: PostGIS is wrong by up to a fifth of a millimetre.
 
 Who needs it pays for it: importing this package imports neither numpy nor shapely nor pyproj; coverings,
 tests and polygons do, when they are first asked for. Nothing here is changed after it is made, but for what
