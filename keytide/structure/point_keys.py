@@ -14,7 +14,13 @@ import numpy.typing as npt
 from keytide.collation import encode_part, key_forms
 from keytide.collation.layout import TAG_NEGATIVE, TAG_NUMBER
 from keytide.geometry import Frame, point_cell
+from keytide.geometry.geojson import MOST_PLANAR
 
+MOST_COORDINATES: Final[dict[Frame, tuple[float, float]]] = {
+    "geographic": (180.0, 90.0),
+    "planar": (MOST_PLANAR, MOST_PLANAR),
+}
+"""How far x and y may go either way; what is beyond is no geometry."""
 _NUMBER: Final = 10
 """Bytes of a double: tag, bits, no residual."""
 _TAGS: Final = (TAG_NEGATIVE, TAG_NUMBER)
@@ -98,7 +104,8 @@ def point_cell_of(key: bytes, frame: Frame) -> int | None:
     if found is None:
         return None
     x, y = found
-    if frame == "geographic" and not (-180.0 <= x <= 180.0 and -90.0 <= y <= 90.0):
+    most_x, most_y = MOST_COORDINATES[frame]
+    if abs(x) > most_x or abs(y) > most_y:
         return None
     return point_cell(x, y, frame)
 
