@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, Literal, final
 
 from keytide.geometry.distance import geodesics, nearest_places, same_frame
 from keytide.geometry.drawn.quiet import quietly
@@ -42,6 +42,7 @@ class QueryShape:
         self.shape: Final = shape
         self.metres: Final = metres
         self._drawing: Drawing | None = None
+        self._sides: Floats | Literal[False] | None = False
 
     @property
     def drawing(self) -> Drawing:
@@ -128,6 +129,7 @@ class QueryShape:
             return np.zeros(0, bool)
         if self.shape.frame == "planar":
             return self._planar_points(xs, ys)
+        from keytide.geometry.drawn.convex import hold_convex
         from keytide.geometry.drawn.meeting import hold
         from keytide.geometry.drawn.sphere import vectors
 
@@ -135,11 +137,20 @@ class QueryShape:
         vector = vectors(at)
         match self.relation:
             case "intersects" | "within":
-                return hold(self.drawing, vector)
+                sides = self._inner_sides()
+                return hold(self.drawing, vector) if sides is None else hold_convex(sides, vector)
             case "contains":
                 return self._same_places(vector)
             case "dwithin":
                 return self._near_points(at, vector)
+
+    def _inner_sides(self) -> Floats | None:
+        """Those of a convex polygon; worked out once."""
+        if self._sides is False:
+            from keytide.geometry.drawn.convex import inner_sides
+
+            self._sides = inner_sides(self.shape.geojson, self.shape.drawing.vector)
+        return self._sides
 
     def _planar_points(self, xs: Floats, ys: Floats) -> Mask:
         import numpy as np

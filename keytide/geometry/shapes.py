@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from keytide.geometry.geojson import Frame, NotAGeometryError, Parts, known_parts, read, xy
 
@@ -130,4 +130,7 @@ def envelope(west: object, south: object, east: object, north: object, frame: Fr
             " its edges are the shorter arcs between its corners"
         )
     ring = [[left, bottom], [left, top], [right, top], [right, bottom], [left, bottom]]
-    return geometry_of(cast(object, {"type": "Polygon", "coordinates": [ring]}), frame)
+    made = {"type": "Polygon", "coordinates": [ring]}
+    if frame == "geographic" and 90 in (-bottom, top):  # two corners may be one place
+        return geometry_of(made, frame)
+    return known_geometry(made, frame)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from keytide.collation import encode_part, key_forms
+from keytide.collation import Json, encode_part, key_forms
 from keytide.collation.layout import TAG_NEGATIVE, TAG_NUMBER
 from keytide.geometry import Frame, point_cell
 from keytide.geometry.geojson import MOST_PLANAR
@@ -86,6 +86,15 @@ def point_of(key: bytes) -> tuple[float, float] | None:
     if other == TAG_NEGATIVE:
         second ^= _ALL
     return _unpack_doubles(_pack_bits(first, second))
+
+
+def decoded_point(key: bytes) -> Json:
+    """The value of a key that is such a point, written without forms; None of another one."""
+    found = point_of(key)
+    if found is None:
+        return None
+    x, y = (int(one) if one.is_integer() else one for one in found)
+    return {"coordinates": [x, y], "type": "Point"}
 
 
 def key_at_end(value: bytes) -> bytes | None:

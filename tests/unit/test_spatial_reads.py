@@ -209,7 +209,7 @@ def test_a_search_for_the_nearest_ends_where_there_are_few_and_where_there_are_m
     crowd = Places(BY_ID, 4326, {f"c{at:04}": dot(1.5, 1.5) for at in range(1_500)})
     rows = crowd.nearest(Near(point=[1.5, 1.5], limit=3))
     assert [row["distance"] for row in rows] == [0.0] * 3
-    far = Places(BY_ID, 0, {"far": dot(1e200, -1e200)})
+    far = Places(BY_ID, 0, {"far": dot(1e140, -1e140)})
     assert ids(far.nearest(Near(point=[0, 0], limit=1))) == ["far"]
 
 

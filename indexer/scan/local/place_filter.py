@@ -7,7 +7,6 @@ places a geometry is made.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 
 from indexer.scan.peer.messages import Entry
@@ -15,7 +14,7 @@ from keytide.collation import decode_key
 from keytide.definition.expression import Predicate, Relates, same
 from keytide.definition.index import IndexDefinition
 from keytide.definition.spatial.meaning import region_of
-from keytide.geometry import NotAGeometryError, QueryShape, geometry_of
+from keytide.geometry import NotAGeometryError, geometry_of
 from keytide.model.entry import unpack_keyed_value
 from keytide.query.parse.normal import conjuncts
 from keytide.structure.point_keys import key_at_end, points_of
@@ -50,14 +49,13 @@ class PlaceTest:
         self._nodes = nodes
         self._rest = rest
         self._frame = frame_of(nodes[0].place.srid)
-        self._of_thread = threading.local()
 
     def __call__(self, entry_key: bytes, value: bytes) -> bool:
         return bool(self.pick([(entry_key, value)]))
 
     def pick(self, entries: Sequence[Entry]) -> list[Entry]:
         """Those for which the conditions hold, in order."""
-        regions = self._regions
+        regions = [region_of(node) for node in self._nodes]
         keys = [key_at_end(value) or unpack_keyed_value(value)[2] for _, value in entries]
         are, xs, ys = points_of(keys)
         wanted = are.copy()
@@ -79,12 +77,4 @@ class PlaceTest:
             geometry = geometry_of(decode_key(key, 1)[0][0], self._frame)
         except NotAGeometryError:
             return False  # (no entry has such a key)
-        return all(region.test(geometry) for region in self._regions)
-
-    @property
-    def _regions(self) -> list[QueryShape]:
-        """Those of this thread: what they prepare is not shared."""
-        found: list[QueryShape] | None = getattr(self._of_thread, "regions", None)
-        if found is None:
-            found = self._of_thread.regions = [region_of(node) for node in self._nodes]
-        return found
+        return all(region_of(node).test(geometry) for node in self._nodes)
