@@ -12,7 +12,7 @@ import pytest
 
 from deploy.cluster import LocalCluster
 from keytide.errors import KeytideError
-from tests.integration.test_acceptance import SETTINGS
+from tests.integration.shared_cluster import SETTINGS
 from tests.integration.world import World, Writer
 from tests.oracle import Source, rows_of
 from tests.waiting import wait_for
