@@ -6,8 +6,10 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -15,7 +17,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from deploy.kafka import EmbeddedKafka
 from tests.integration.shared_cluster import SharedCluster
-from tests.integration.world import World
+from tests.integration.world import World, running
 
 VERIFIED = ("acceptance", "verify", "repair", "demo", "origin")
 """Modules with one of these in their names build with verification, as users do. Others leave it out: it
@@ -23,6 +25,9 @@ would read each of their sources once more."""
 
 TopicFactory = Callable[..., str]
 """`topic(partitions=1, name="topic", **config)` makes a topic and returns its full name."""
+
+Worlds = Callable[..., AbstractContextManager[World]]
+"""`worlds(settings, nodes=2, supervise=True)` starts a cluster (`LocalCluster`)."""
 
 SHARED = pytest.StashKey[SharedCluster]()
 
@@ -32,6 +37,19 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """A running broker. A test that stops or kills the broker starts its own instead."""
     with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def worlds(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Worlds:
+    """Starts clusters of their own, for files that kill or reconfigure parts, on the broker of all: another
+    one would take six seconds of processor time. Files that strike at the broker have one of their own."""
+    numbers = itertools.count(1)
+
+    def start(settings: Mapping[str, str], **options: Any) -> AbstractContextManager[World]:
+        name = f"own-{next(numbers)}"
+        return running(tmp_path_factory.mktemp("cluster"), kafka.bootstrap, name, settings, **options)
+
+    return start
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 import psutil
@@ -113,6 +114,15 @@ class World:
         self.sql(statement)
         self.wait_ready(self.build(index))
 
+    def begin_live(
+        self, topic: str, change: Change, documents: int, index: str, statement: str, partitions: int = 4
+    ) -> None:
+        """As `begin`, but all documents are written when the index is READY (`begin_empty`)."""
+        self.begin_empty(topic, index, statement, partitions)
+        with Writer(self.bootstrap, topic, 1, change, per_second=1) as writer:
+            writer.write(documents)
+        self.wait_shown(topic, index)
+
     def build(self, *names: str, rate_limit: int | None = None, verify: bool | None = None) -> str:
         """Start a build, of so many documents per second at most; its id."""
         body: dict[str, Any] = {"indexes": list(names), "rate_limit": rate_limit}
@@ -134,9 +144,7 @@ class World:
         for index in self.admin.call("GET", "/v1/indexes"):
             self.admin.call("DELETE", f"/v1/indexes/{index['name']}")
         wait_for(lambda: not self.admin.call("GET", "/v1/indexes"), "all indexes are gone")
-        admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        for deletion in admin.delete_topics(self.topics).values() if self.topics else ():
-            deletion.result(30)
+        delete_topics(self.bootstrap, self.topics)
         self.topics.clear()
 
     def throttle(self, build: str, rate_limit: int | None) -> dict[str, Any]:
@@ -253,6 +261,36 @@ class World:
         assert held, "no Spark driver runs"
         with stopped(held):
             yield
+
+
+@contextmanager
+def running(
+    folder: Path, kafka: str, name: str, settings: Mapping[str, str], **options: Any
+) -> Iterator[World]:
+    """A cluster of its own on a broker that others use, too; its topics go with it.
+
+    Args:
+        kafka: bootstrap servers.
+        name: of the cluster, as no other has it.
+        options: of the cluster (`LocalCluster`).
+    """
+    made: list[str] = []
+    try:
+        with (
+            LocalCluster(folder, kafka=kafka, name=name, settings=settings, **options) as cluster,
+            World(cluster, topics=made) as world,
+        ):
+            yield world
+    finally:
+        there = AdminClient({"bootstrap.servers": kafka}).list_topics(timeout=30).topics
+        delete_topics(kafka, [topic for topic in there if topic in made or topic.startswith(f"{name}.")])
+
+
+def delete_topics(kafka: str, topics: list[str]) -> None:
+    """Delete topics, and wait until they are gone."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for deletion in admin.delete_topics(topics).values() if topics else ():
+        deletion.result(30)
 
 
 class Writer:
