@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from deploy.cluster import LocalCluster
+from tests.waiting import wait_for
 
 SETTINGS: Final = {
     "KEYTIDE_BUILD__BATCH_DOCUMENTS": "2000",
@@ -39,7 +40,7 @@ class SharedCluster:
         self._starts = 0
 
     def running(self) -> LocalCluster:
-        """The cluster; started, if it is not running."""
+        """The cluster, with both nodes live; started, if it is not running."""
         if self._cluster is None:
             self._starts += 1
             name = f"shared-{self._starts}"
@@ -47,6 +48,8 @@ class SharedCluster:
                 self._folder / name, kafka=self._kafka, name=name, nodes=2, settings=SETTINGS
             )
             self._cluster = cluster.start()
+        # A node that is not heard, on a machine that is busy, would get no slice of what is created now.
+        wait_for(self._cluster.nodes_live, "all nodes are live")
         return self._cluster
 
     def stop(self) -> None:

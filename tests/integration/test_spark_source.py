@@ -47,7 +47,8 @@ def _move(chance: random.Random, number: int) -> tuple[str, Any]:
 @pytest.fixture(scope="module")
 def world(shared_world: World) -> World:
     shared_world.begin_empty(TOPIC, INDEX, STATEMENT)
-    with Writer(shared_world.bootstrap, TOPIC, 0, _move) as writer:
+    # (A thread that writes meanwhile would take numbers of people who are never written then.)
+    with Writer(shared_world.bootstrap, TOPIC, 0, _move, per_second=0.01) as writer:
         writer.write(PEOPLE)
     shared_world.wait_shown(TOPIC, INDEX)
     return shared_world

@@ -119,7 +119,7 @@ class World:
     ) -> None:
         """As `begin`, but all documents are written when the index is READY (`begin_empty`)."""
         self.begin_empty(topic, index, statement, partitions)
-        with Writer(self.bootstrap, topic, 1, change, per_second=1) as writer:
+        with Writer(self.bootstrap, topic, 1, change, per_second=0.01) as writer:
             writer.write(documents)
         self.wait_shown(topic, index)
 
