@@ -25,32 +25,15 @@ REPOSITORY = Path(__file__).parents[1]
 CACHES = frozenset({"__pycache__", ".hypothesis", ".pytest_cache", "build"})
 """What a test run may leave at the top of the repository, or what `make` puts there meanwhile."""
 NO_SKIPS = os.environ.get("KEYTIDE_NO_SKIPS") == "1"
+SHARING = ("acceptance", "acceptance_sources", "spark_source", "acceptance_16", "gateway", "clients")
+"""Files of `integration/` that share a cluster: one after the other, or it would be started for each."""
 LONGEST_FIRST = (
     *("crash_matrix", "replicas", "copies_interrupted", "stalls", "build_control", "disk", "acceptance_19"),
-    *("rebuild", "acceptance_sources", "several"),
-    *("restarts", "acceptance_7", "verify", "origin", "range", "acceptance", "acceptance_8", "history"),
-    *(
-        "backfill",
-        "demo",
-        "repair",
-        "hot_slices",
-        "catch_up",
-        "bulk",
-        "up",
-        "acceptance_16",
-        "standalone",
-        "gateway",
-    ),
-    *(
-        "spark_source",
-        "tour",
-        "clients",
-        "validation",
-        "coordinator",
-        "projector",
-        "indexer",
-        "scan_rollback",
-    ),
+    *("rebuild", "several"),
+    *("restarts", "acceptance_7", "verify", "origin", "range", "acceptance_8", "history"),
+    *SHARING,
+    *("backfill", "demo", "repair", "hot_slices", "catch_up", "bulk", "up", "standalone"),
+    *("tour", "validation", "coordinator", "projector", "indexer", "scan_rollback"),
     *("page", "kafka_embedded"),
 )
 """Files of `integration/` and `browser/`, by how long they take. A long one that comes last leaves the other

@@ -5,36 +5,23 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from kafka import KafkaProducer
 
-from deploy.cluster import LocalCluster
+from tests import share
 from tests.integration.world import World, Writer
 from tests.oracle import MISSING
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 
-SETTINGS = {
-    "KEYTIDE_BUILD__BATCH_DOCUMENTS": "2000",
-    "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
-    "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
-    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
-    "KEYTIDE_INDEXER__DELTA_ENTRIES": "5000",
-    "KEYTIDE_INDEXER__DELTA_AGE_S": "3",
-}
-
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with (
-        LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS) as cluster,
-        World(cluster) as world,
-    ):
-        yield world
+def world(shared_world: World) -> World:
+    return shared_world
 
 
 def _person(chance: random.Random, _: int) -> tuple[str, Any]:
@@ -92,17 +79,20 @@ def _check_three(world: World, name: str, at_end: bool) -> None:
     assert check(f"{name}_small", name, _small) > 0
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_1_exact_equivalence_of_a_build_in_mid_stream(world: World, seed: int) -> None:
+@pytest.mark.parametrize("seed", [1 + number for number in share.seeds(share.PARTS)])
+def test_1_and_6_a_build_in_mid_stream_is_exact_with_no_gap_and_no_double(world: World, seed: int) -> None:
+    """The writer goes on all the while; the first snapshots after the switch are compared, and the last."""
     name = f"equal{seed}"
     world.make_topic(name)
     names = _create_three(world, name)
-    with Writer(world.bootstrap, name, seed, _person) as writer:
+    with Writer(world.bootstrap, name, seed, _person, per_second=500) as writer:
         writer.write(8_000)
         build = world.wait_ready(world.build(*names))
         assert build["documents_done"] > 0
-        for _ in range(3):
+        before = writer.written
+        for _ in range(4):
             _check_three(world, name, at_end=False)
+        assert writer.written > before, "the writer stood still"
     _check_three(world, name, at_end=True)
 
 
@@ -123,21 +113,6 @@ def test_3_stale_backfill_never_wins(world: World) -> None:
         assert world.build_state(build)["state"] == "BACKFILL"
     world.throttle(build, None)
     world.wait_ready(build)
-    _check_three(world, name, at_end=True)
-
-
-def test_6_handover_under_writes_has_no_gap_and_no_double(world: World) -> None:
-    name = "handover"
-    world.make_topic(name)
-    names = _create_three(world, name)
-    with Writer(world.bootstrap, name, 6, _person, per_second=500) as writer:
-        writer.write(4_000)
-        build = world.build(*names)
-        world.wait_ready(build)
-        before = writer.written
-        for _ in range(4):  # the first snapshots after the switch
-            _check_three(world, name, at_end=False)
-        assert writer.written > before, "the writer stood still"
     _check_three(world, name, at_end=True)
 
 

@@ -13,13 +13,12 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from deploy.cluster import LocalCluster
 from keytide.client import Client
 from keytide.client.protocol.answers import Row
 from tests.integration.world import World, Writer
@@ -27,13 +26,6 @@ from tests.unit.scan_world import Doc, definition_of, slice_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 
-SETTINGS = {
-    "KEYTIDE_BUILD__SPARK_MASTER": "local[1]",
-    "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
-    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
-    "KEYTIDE_INDEXER__DELTA_ENTRIES": "2000",  # folds while it is read
-    "KEYTIDE_INDEXER__DELTA_AGE_S": "2",
-}
 TOPIC = "torn"
 DOCUMENTS = 20
 TOTAL = 3_000_000
@@ -242,12 +234,8 @@ def follow(urls: list[str], node: int, seen: Seen, until: Callable[[int], bool])
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with (
-        LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS) as cluster,
-        World(cluster) as world,
-    ):
-        yield world
+def world(shared_world: World) -> World:
+    return shared_world
 
 
 def nodes_of_slices(world: World) -> dict[int, str]:

@@ -23,19 +23,12 @@ from kafka import KafkaConsumer
 from kafka import TopicPartition as Place
 
 from deploy import doctor
-from deploy.cluster import LocalCluster
 from tests.integration.world import World, Writer
 from tests.oracle import Source
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 
-SETTINGS = {
-    "KEYTIDE_BUILD__BATCH_DOCUMENTS": "2000",
-    "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
-    "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
-    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
-}
 SELDOM = 0.01
 """Changes per second of a writer that is to write only when it is told."""
 HELD = 10
@@ -43,16 +36,18 @@ HELD = 10
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with (
-        LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=1, settings=SETTINGS) as cluster,
-        World(cluster) as world,
-    ):
-        (broker,) = AdminClient({"bootstrap.servers": world.bootstrap}).list_topics(timeout=30).brokers
-        entry = ConfigEntry("log.cleaner.backoff.ms", "100", incremental_operation=AlterConfigOpType.SET)
-        changes = [ConfigResource(ResourceType.BROKER, str(broker), incremental_configs=[entry])]
-        _ask(world, lambda admin: admin.incremental_alter_configs(changes))
-        yield world
+def world(shared_world: World) -> Iterator[World]:
+    """The broker's cleaner is at work all the time meanwhile."""
+    _set_backoff(shared_world, "100", AlterConfigOpType.SET)
+    yield shared_world
+    _set_backoff(shared_world, None, AlterConfigOpType.DELETE)
+
+
+def _set_backoff(world: World, value: str | None, operation: AlterConfigOpType) -> None:
+    (broker,) = AdminClient({"bootstrap.servers": world.bootstrap}).list_topics(timeout=30).brokers
+    entry = ConfigEntry("log.cleaner.backoff.ms", value, incremental_operation=operation)
+    changes = [ConfigResource(ResourceType.BROKER, str(broker), incremental_configs=[entry])]
+    _ask(world, lambda admin: admin.incremental_alter_configs(changes))
 
 
 def _ask(world: World, request: Callable[[AdminClient], Any]) -> None:
@@ -189,9 +184,9 @@ def test_4_a_build_that_may_have_lost_tombstones_or_offsets_fails(world: World) 
 def test_17_added_partitions_are_taken_up_and_a_build_that_runs_fails_clearly(world: World) -> None:
     topic = "growing"
     _create(world, "growing_live", topic)
+    world.wait_ready(world.build("growing_live"))
     _create(world, "growing_later", topic)
     _write(world, topic, 5, 4_000)
-    world.wait_ready(world.build("growing_live"))
     build = _held_build(world, "growing_later")
     _ask(world, lambda admin: admin.create_partitions([NewPartitions(topic, 5)]))
     error = _failed(world, build)

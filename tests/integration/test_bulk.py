@@ -19,10 +19,10 @@ import msgspec
 import pytest
 from kafka import KafkaProducer
 
-from deploy.cluster import LocalCluster
 from deploy.kafka import EmbeddedKafka
 from keytide.wire.messages import PutChunk, RemovalChunk
 from keytide.wire.parts import Assembler
+from tests.integration.conftest import Worlds
 from tests.integration.test_backfill import BUILD, INDEXES, Build, Source, changes, compare
 from tests.integration.world import World
 
@@ -84,7 +84,7 @@ def _by_a(document: dict[str, Any], _: str) -> Iterable[list[Any]]:
     yield [document["a"]]
 
 
-def test_10_a_node_killed_at_90_percent_loads_nothing_twice(tmp_path: Path) -> None:
+def test_10_a_node_killed_at_90_percent_loads_nothing_twice(worlds: Worlds, tmp_path: Path) -> None:
     """Kill -9 behind the commit of nine tenths of all loads: the node begins where its slices are. Each slice
     tells of each micro-batch once at most; the first of them is appended, and the index is right."""
     killed = tmp_path / "killed"
@@ -95,7 +95,8 @@ def test_10_a_node_killed_at_90_percent_loads_nothing_twice(tmp_path: Path) -> N
         "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
         "KEYTIDE_SYNC_POINT": f"load-committed:once={killed}:{SLICES * BATCHES * 9 // 10}",
     }
-    with LocalCluster(tmp_path / "cluster", nodes=1, settings=settings) as cluster, World(cluster) as world:
+    with worlds(settings, nodes=1) as world:
+        log = world.cluster.data_dir / "logs" / "node-1.log"
         world.make_topic("orders", 3)
         _fill(world)
         world.sql(f"CREATE INDEX by_a ON orders (a) WITH (slices={SLICES}, defer_build=true)")
@@ -103,7 +104,7 @@ def test_10_a_node_killed_at_90_percent_loads_nothing_twice(tmp_path: Path) -> N
         assert done["documents_done"] >= DOCUMENTS
         assert killed.exists()
         assert world.check_at_end("by_a", "orders", _by_a) > 0
-    told = (tmp_path / "cluster" / "logs" / "node-1.log").read_text()
+    told = log.read_text()
     loads = Counter(re.findall(r"slice (\S+)/(\d+) loaded micro-batch (\d+), (\d+) of (\d+) entries", told))
     batches = Counter((slice_, int(batch)) for _, slice_, batch, _, _ in loads.elements())
     assert max(batches.values()) == 1, "no slice loads a micro-batch twice"

@@ -11,17 +11,15 @@ import confluent_kafka
 import pytest
 from kafka import KafkaProducer
 
-from deploy.cluster import LocalCluster
 from keytide import AsyncClient, Client, Writes
 from keytide.client import SnapshotGoneError
 from keytide.errors import CallerError
 from tests.integration.world import World
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 CITIES = ["Aachen", "Bonn", "Boston", "Zürich"]
 PEOPLE = 400
-SETTINGS = {"KEYTIDE_BUILD__SPARK_MASTER": "local[1]", "KEYTIDE_BUILD__DRIVER_MEMORY": "1g"}
 Wait = Callable[[Any], Any]
 
 
@@ -31,22 +29,16 @@ def person(number: int, city: str | None = None) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with (
-        LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS) as cluster,
-        World(cluster) as world,
-    ):
-        world.make_topic("people", partitions=3)
-        world.make_topic("orders", partitions=1)
-        producer = KafkaProducer(bootstrap_servers=cluster.bootstrap)
-        for number in range(PEOPLE):
-            producer.send("people", key=f"p{number:03}".encode(), value=person(number))
-        producer.close()
-        statement = "CREATE INDEX {0} ON {1} INCLUDE (name) WITH (slices=4)"
-        for name, keys in (("by_city", "people (city, n)"), ("by_order", "orders (city)")):
-            build = world.sql(statement.format(name, keys))["build"]
-            world.wait_ready(build["id"] if isinstance(build, dict) else build)
-        yield world
+def world(shared_world: World) -> World:
+    statement = "CREATE INDEX {0} ON {1} INCLUDE (name) WITH (slices=4, defer_build=true)"
+    shared_world.begin_empty("readers", "by_city", statement.format("by_city", "readers (city, n)"), 3)
+    shared_world.begin_empty("orders", "by_order", statement.format("by_order", "orders (city)"), 1)
+    producer = KafkaProducer(bootstrap_servers=shared_world.bootstrap)
+    for number in range(PEOPLE):
+        producer.send("readers", key=f"p{number:03}".encode(), value=person(number))
+    producer.close()
+    shared_world.wait_shown("readers", "by_city")
+    return shared_world
 
 
 class Face:
@@ -85,7 +77,7 @@ def face(request: pytest.FixtureRequest, world: World) -> Iterator[Face]:
 
 def by_confluent(world: World, documents: Mapping[str, bytes | None]) -> Writes:
     """Write with confluent-kafka; the delivery reports."""
-    writes = Writes("people")
+    writes = Writes("readers")
     # kafka-python's partitioner is Java's; a document must stay in its partition whoever writes it.
     config: dict[str, Any] = {
         "bootstrap.servers": world.bootstrap,
@@ -94,7 +86,7 @@ def by_confluent(world: World, documents: Mapping[str, bytes | None]) -> Writes:
     }
     producer = confluent_kafka.Producer(config)
     for id_, document in documents.items():
-        producer.produce("people", document, id_.encode(), on_delivery=writes.on_delivery)
+        producer.produce("readers", document, id_.encode(), on_delivery=writes.on_delivery)
     assert producer.flush(30) == 0
     return writes
 
@@ -104,7 +96,7 @@ def by_kafka_python(world: World, documents: Mapping[str, bytes | None]) -> Writ
     writes = Writes()
     producer = KafkaProducer(bootstrap_servers=world.bootstrap, acks="all", linger_ms=20)
     for number, (id_, document) in enumerate(documents.items()):
-        future = producer.send("people", key=id_.encode(), value=document)
+        future = producer.send("readers", key=id_.encode(), value=document)
         writes.delivered(future if number % 2 else future.get(30))
     producer.flush(30)
     producer.close()
@@ -119,7 +111,7 @@ def test_writes_are_read_at_once(
         city = f"{write.__name__}-{face.sync}-{turn}"
         ids = [f"w{number}" for number in range(20)]
         writes = write(world, {id_: person(number, city) for number, id_ in enumerate(ids)})
-        assert writes.topic == "people"
+        assert writes.topic == "readers"
         rows = face.wait(face.client.scan("by_city", equals=[city], at_least=writes).to_list())
         assert [row.id for row in rows] == ids
         assert [row.include for row in rows] == [{"name": f"name{number}"} for number in range(20)]
@@ -133,7 +125,7 @@ def test_writes_are_read_at_once(
 def test_one_moment_in_every_form(world: World, face: Face) -> None:
     wait, client = face.wait, face.client
     assert {one.name: one.keyspace for one in wait(client.indexes())} == {
-        "by_city": "people",
+        "by_city": "readers",
         "by_order": "orders",
     }
     held = client.snapshot("by_city", lease_s=30)
@@ -157,17 +149,17 @@ def test_one_moment_in_every_form(world: World, face: Face) -> None:
         assert {group.key[0]: group.values["sum(n)"] for group in groups} == {
             city: sum(range(first, PEOPLE, 4)) for first, city in enumerate(CITIES)
         }
-        query = at.query("SELECT id, n FROM people WHERE city = 'Boston' AND n < 50", page_size=5)
+        query = at.query("SELECT id, n FROM readers WHERE city = 'Boston' AND n < 50", page_size=5)
         assert wait(query.to_list()) == [[f"p{number:03}", number] for number in range(2, 50, 4)]
         assert (query.columns, query.index, query.snapshot) == (["id", "n"], "by_city", at.snapshot)
     finally:
         face.exit(held)
     with pytest.raises(SnapshotGoneError):
         wait(client.count("by_city", at=token))
-    plan = wait(client.explain("SELECT id FROM people WHERE city = 'Boston'"))
+    plan = wait(client.explain("SELECT id FROM readers WHERE city = 'Boston'"))
     assert plan["index"] == "by_city"
     with pytest.raises(CallerError) as caught:
-        wait(client.query("SELECT id FROM people WHERE name = 'x'").to_list())
+        wait(client.query("SELECT id FROM readers WHERE name = 'x'").to_list())
     assert caught.value.problem_type == "no-index"
     assert "CREATE INDEX" in caught.value.next_step
     back = by_confluent(world, {id_: person(int(id_[1:])) for id_ in moved})

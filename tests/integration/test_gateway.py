@@ -17,7 +17,6 @@ import httpx
 import psutil
 import pytest
 
-from deploy.cluster import LocalCluster
 from deploy.process import ChildProcess, free_ports
 from indexer.scan.plan.selection import Shape, slices_of
 from indexer.scan.request.request import ScanRequest
@@ -28,13 +27,8 @@ from tests.chaos.processes import stopped
 from tests.integration.world import World, Writer
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-SETTINGS = {
-    "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
-    "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
-    "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
-}
 STATEMENT = "CREATE INDEX moves_city ON moves (city, n) WITH (slices=4, defer_build=true)"
 IDS = 400
 STUCK_MS = 1_500
@@ -61,28 +55,26 @@ def _by_city(document: dict[str, Any], _: str) -> Iterable[list[Any]]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GatedWorld, ChildProcess]]:
-    folder = tmp_path_factory.mktemp("cluster")
+def world(
+    shared_world: World, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[GatedWorld, ChildProcess]]:
     (port,) = free_ports(1)
+    shared_world.begin_empty("moves", "moves_city", STATEMENT)
+    with Writer(shared_world.bootstrap, "moves", 1, _move) as writer:
+        for number in range(IDS):
+            writer.put(f"m{number}", {"city": "city0", "n": 0})
+        writer.write(1_000)
+    shared_world.wait_shown("moves", "moves_city")
+    cluster = shared_world.cluster
+    command = [sys.executable, "-c", "from keytide.cli import app; app()", "gateway"]
+    options = ["--port", str(port), "--kafka", cluster.bootstrap, "--cluster", cluster.name]
+    log = tmp_path_factory.mktemp("gateway") / "gateway.log"
     with (
-        LocalCluster(folder, nodes=2, settings=SETTINGS, supervise=False) as cluster,
-        GatedWorld(cluster, gateway=f"http://127.0.0.1:{port}") as world,
+        GatedWorld(cluster, gateway=f"http://127.0.0.1:{port}") as gated,
+        ChildProcess("gateway", [*command, *options], log=log, env=dict(os.environ)) as gateway,
     ):
-        world.make_topic("moves")
-        with Writer(world.bootstrap, "moves", 1, _move) as writer:
-            for number in range(IDS):
-                writer.put(f"m{number}", {"city": "city0", "n": 0})
-            writer.write(1_000)
-        world.sql(STATEMENT)
-        build = world.build("moves_city")
-        command = [sys.executable, "-c", "from keytide.cli import app; app()", "gateway"]
-        options = ["--port", str(port), "--kafka", cluster.bootstrap, "--cluster", "keytide"]
-        with ChildProcess(
-            "gateway", [*command, *options], log=folder / "gateway.log", env=dict(os.environ)
-        ) as gateway:
-            gateway.wait_until(lambda: gateway.said(f"ready {world.gateway}"), 60, "serves")
-            world.wait_ready(build)
-            yield world, gateway
+        gateway.wait_until(lambda: gateway.said(f"ready {gated.gateway}"), 60, "serves")
+        yield gated, gateway
 
 
 def test_it_answers_as_nodes_do_while_documents_move(world: tuple[GatedWorld, ChildProcess]) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from deploy.cluster import LocalCluster
 from keytide.errors import KeytideError
-from tests.integration.test_acceptance import SETTINGS
+from tests.integration.conftest import Worlds
+from tests.integration.shared_cluster import SETTINGS
 from tests.integration.world import World, Writer
 from tests.oracle import Source, rows_of
 from tests.waiting import wait_for
@@ -55,13 +55,8 @@ def _by_owner(document: dict[str, Any], _: str) -> Iterable[list[Any]]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with (
-        LocalCluster(
-            tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS, supervise=False
-        ) as cluster,
-        World(cluster) as world,
-    ):
+def world(worlds: Worlds) -> Iterator[World]:
+    with worlds(SETTINGS, nodes=2, supervise=False) as world:
         world.make_topic(TOPIC, 3)
         with Writer(world.bootstrap, TOPIC, 3, _page) as writer:
             writer.write(3_000)

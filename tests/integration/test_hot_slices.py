@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from deploy.cluster import LocalCluster
 from keytide.errors import KeytideError
+from tests.integration.conftest import Worlds
 from tests.integration.world import World, Writer
 from tests.waiting import wait_for
 
@@ -40,13 +40,9 @@ def _by_city(document: dict[str, Any], _: str) -> Iterable[list[Any]]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("cluster")
-    with (
-        LocalCluster(folder, nodes=2, settings=SETTINGS, supervise=False) as cluster,
-        World(cluster) as made,
-    ):
-        made.begin(TOPIC, _visit, 2_000, INDEX, STATEMENT)
+def world(worlds: Worlds) -> Iterator[World]:
+    with worlds(SETTINGS, nodes=2, supervise=False) as made:
+        made.begin_live(TOPIC, _visit, 2_000, INDEX, STATEMENT)
         yield made
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from deploy.cluster import LocalCluster
 from keytide.errors import KeytideError
+from tests.integration.conftest import Worlds
 from tests.integration.world import World, Writer
 from tests.waiting import wait_for
 
@@ -37,12 +37,8 @@ def _city(document: dict[str, Any], _: str) -> Iterable[list[Any]]:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    folder = tmp_path / "cluster"
-    with (
-        LocalCluster(folder, nodes=2, settings=SETTINGS, supervise=False) as cluster,
-        World(cluster) as world,
-    ):
+def world(worlds: Worlds) -> Iterator[World]:
+    with worlds(SETTINGS, nodes=2, supervise=False) as world:
         world.make_topic(TOPIC)
         for name, slices in ((NEAR, 1), (SPREAD, 2)):
             world.sql(f"CREATE INDEX {name} ON {TOPIC} (city) WITH (slices={slices}, defer_build=true)")

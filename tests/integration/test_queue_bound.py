@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from deploy.cluster import LocalCluster
 from keytide.kafka.admin import list_offsets
-from tests.integration.world import World, Writer
+from tests.integration.conftest import Worlds
+from tests.integration.world import Writer
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.fault, pytest.mark.timeout(600)]
 
 MOST = 300_000
 SETTINGS = {
@@ -40,16 +39,10 @@ def _by_city(document: dict[str, Any], _: str) -> Iterable[list[Any]]:
     yield [document["city"], document["n"]]
 
 
-def test_a_node_that_is_away_holds_back_so_much_and_no_more(tmp_path: Path) -> None:
-    with (
-        LocalCluster(tmp_path, nodes=3, settings=SETTINGS, supervise=False) as cluster,
-        World(cluster) as world,
-    ):
-        world.make_topic(TOPIC, 1)
-        with Writer(world.bootstrap, TOPIC, 1, _call) as writer:
-            writer.write(1_000)
-        world.sql(STATEMENT)
-        world.wait_ready(world.build(INDEX))
+def test_a_node_that_is_away_holds_back_so_much_and_no_more(worlds: Worlds) -> None:
+    with worlds(SETTINGS, nodes=3, supervise=False) as world:
+        cluster = world.cluster
+        world.begin_live(TOPIC, _call, 1_000, INDEX, STATEMENT, 1)
         shown = world.admin.call("GET", f"/v1/indexes/{INDEX}")
         kafka = AdminClient({"bootstrap.servers": world.bootstrap})
         queue = f"{cluster.name}.mutations.{shown['id']}"

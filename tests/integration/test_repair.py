@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from deploy.cluster import LocalCluster
 from indexer.store.interface import StoredDocument
 from keytide.collation import encode_key
 from keytide.model.entry import pack_value
+from tests.integration.conftest import Worlds
 from tests.integration.planting import Base, durable_timestamp, planting
 from tests.integration.world import World, Writer
 from tests.waiting import wait_for
@@ -55,20 +55,11 @@ def _keys(document: Any, _: str) -> list[list[Any]]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with (
-        LocalCluster(
-            tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS, supervise=False
-        ) as cluster,
-        World(cluster) as world,
-    ):
-        world.make_topic(TOPIC)
-        with Writer(world.bootstrap, TOPIC, 1, _person, per_second=1) as writer:
-            writer.write(HOT + QUIET)
-        world.sql(
-            f"CREATE INDEX {INDEX} ON {TOPIC} (city) INCLUDE (name) WITH (slices={SLICES}, defer_build=true)"
-        )
-        world.wait_ready(world.build(INDEX))
+def world(worlds: Worlds) -> Iterator[World]:
+    with worlds(SETTINGS, nodes=2, supervise=False) as world:
+        options = f"(slices={SLICES}, defer_build=true)"
+        statement = f"CREATE INDEX {INDEX} ON {TOPIC} (city) INCLUDE (name) WITH {options}"
+        world.begin_live(TOPIC, _person, HOT + QUIET, INDEX, statement)
         yield world
 
 

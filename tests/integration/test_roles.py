@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from deploy.cluster import LocalCluster
 from keytide.client import Client
+from tests.integration.conftest import Worlds
 from tests.integration.world import World, Writer
 from tests.waiting import wait_for
 
@@ -37,14 +37,10 @@ def _by_city(document: dict[str, Any], _: str) -> Iterable[list[Any]]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(worlds: Worlds) -> Iterator[World]:
     """An index with a slice on each of three nodes."""
-    folder = tmp_path_factory.mktemp("cluster")
-    with (
-        LocalCluster(folder, nodes=3, settings=SETTINGS, supervise=False) as cluster,
-        World(cluster) as made,
-    ):
-        made.begin(TOPIC, _visit, 2_000, INDEX, STATEMENT)
+    with worlds(SETTINGS, nodes=3, supervise=False) as made:
+        made.begin_live(TOPIC, _visit, 2_000, INDEX, STATEMENT)
         yield made
 
 

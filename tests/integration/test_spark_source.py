@@ -15,9 +15,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.cluster import LocalCluster
 from keytide.client import Client
-from tests.integration.test_acceptance import SETTINGS
 from tests.integration.world import World, Writer
 
 if TYPE_CHECKING:
@@ -36,7 +34,8 @@ pytestmark = [
 ROOT = Path(__file__).resolve().parents[2]
 PEOPLE = 600
 CITIES = 12
-INDEX = "CREATE INDEX by_city ON people (city, n DESC) INCLUDE (name) WITH (slices=4, defer_build=true)"
+TOPIC, INDEX = "movers", "movers_city"
+STATEMENT = f"CREATE INDEX {INDEX} ON {TOPIC} (city, n DESC) INCLUDE (name) WITH (slices=4, defer_build=true)"
 
 
 def _move(chance: random.Random, number: int) -> tuple[str, Any]:
@@ -46,17 +45,13 @@ def _move(chance: random.Random, number: int) -> tuple[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with (
-        LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS) as cluster,
-        World(cluster) as world,
-    ):
-        world.make_topic("people")
-        with Writer(world.bootstrap, "people", 0, _move) as writer:
-            writer.write(PEOPLE)
-            world.sql(INDEX)
-            world.wait_ready(world.build("by_city"))
-        yield world
+def world(shared_world: World) -> World:
+    shared_world.begin_empty(TOPIC, INDEX, STATEMENT)
+    # (A thread that writes meanwhile would take numbers of people who are never written then.)
+    with Writer(shared_world.bootstrap, TOPIC, 0, _move, per_second=0.01) as writer:
+        writer.write(PEOPLE)
+    shared_world.wait_shown(TOPIC, INDEX)
+    return shared_world
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +85,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 def _load(world: World, spark: SparkSession, **options: str) -> DataFrame:
     reader = spark.read.format("keytide").option("url", ",".join(world.cluster.node_urls))
-    return reader.options(**options).load(options.get("index", "by_city"))
+    return reader.options(**options).load(options.get("index", INDEX))
 
 
 def _rows(frame: DataFrame) -> list[tuple[Any, ...]]:
@@ -100,10 +95,10 @@ def _rows(frame: DataFrame) -> list[tuple[Any, ...]]:
 def test_a_dataframe_equals_a_scan_of_its_snapshot_while_documents_move(
     world: World, spark: SparkSession
 ) -> None:
-    with Writer(world.bootstrap, "people", 1, _move) as writer, Client(world.cluster.node_urls) as client:
+    with Writer(world.bootstrap, TOPIC, 1, _move) as writer, Client(world.cluster.node_urls) as client:
         before = writer.written
         for _ in range(3):
-            with client.snapshot("by_city") as held:
+            with client.snapshot(INDEX) as held:
                 frame = _load(world, spark, at=held.at)
                 assert frame.schema.simpleString() == "struct<city:string,n:bigint,id:string,name:string>"
                 expected = sorted((*row.key, row.id, row.include["name"]) for row in held.scan())
@@ -113,7 +108,7 @@ def test_a_dataframe_equals_a_scan_of_its_snapshot_while_documents_move(
 
 
 def test_all_uses_of_a_dataframe_see_one_snapshot(world: World, spark: SparkSession) -> None:
-    with Writer(world.bootstrap, "people", 2, _move):
+    with Writer(world.bootstrap, TOPIC, 2, _move):
         frame = _load(world, spark)
         first = _rows(frame)
         assert len({row[2] for row in first}) == len(first) == PEOPLE
@@ -156,7 +151,7 @@ def test_conditions_reach_the_nodes(world: World, spark: SparkSession) -> None:
         assert _given(world) - before == len(wanted), "nodes give what is selected, and nothing else"
         assert frame.rdd.getNumPartitions() <= tasks
     narrow = spark.read.format("keytide").schema("name STRING, n STRING")
-    frame = narrow.options(url=world.cluster.node_urls[0], index="by_city", equals='["city3"]').load()
+    frame = narrow.options(url=world.cluster.node_urls[0], index=INDEX, equals='["city3"]').load()
     assert _rows(frame) == sorted((row[3], str(row[1])) for row in everything if row[0] == "city3")
 
 
@@ -173,9 +168,9 @@ def _die_once(batches: Iterable[RecordBatch]) -> Iterable[RecordBatch]:
 
 
 def test_a_task_that_is_run_again_reads_the_same_snapshot(world: World, spark: SparkSession) -> None:
-    with Client(world.cluster.node_urls) as client, client.snapshot("by_city") as held:
+    with Client(world.cluster.node_urls) as client, client.snapshot(INDEX) as held:
         frame = _load(world, spark, at=held.at)
-        with Writer(world.bootstrap, "people", 3, _move) as writer:
+        with Writer(world.bootstrap, TOPIC, 3, _move) as writer:
             before = writer.written
             found = _rows(
                 frame.mapInArrow(_die_once, "city string, n long, id string, name string, attempt long")
@@ -202,7 +197,7 @@ def test_errors_say_what_to_do(world: World, spark: SparkSession) -> None:
         _load(world, spark, index="by_town")
     with pytest.raises(Exception, match="filter by everything else in Spark"):
         _load(world, spark, where="name = 'x'")
-    with Client(world.cluster.node_urls) as client, client.snapshot("by_city") as held:
+    with Client(world.cluster.node_urls) as client, client.snapshot(INDEX) as held:
         frame = _load(world, spark, at=held.at)
     with pytest.raises(Exception, match=r"no longer held: load it again.*`lease_s`"):
         frame.count()

@@ -16,7 +16,6 @@ import sqlalchemy as sql
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from deploy.cluster import LocalCluster
 from deploy.kafka import EmbeddedKafka
 from indexer.validation.primary import (
     PrimaryAnswer,
@@ -28,7 +27,7 @@ from indexer.validation.sql import SqlPrimary
 from indexer.validation.topic import NO_VERSION, RECORD_GONE, TOO_FAR, TWO_PARTITIONS, TopicPrimary
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import PrimarySettings, load_settings
-from tests.integration.conftest import TopicFactory
+from tests.integration.conftest import TopicFactory, Worlds
 from tests.integration.postgres import PASSWORD, Postgres
 from tests.integration.world import World
 
@@ -385,7 +384,7 @@ COUNT = 300
 
 
 @pytest.fixture(scope="module")
-def world(server: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(server: Postgres, worlds: Worlds) -> Iterator[World]:
     """Two nodes: the documents of one keyspace lie in the database, those of the other in its topic."""
     primaries = {
         PEOPLE: {"kind": "sql", "url": server.url, "table": "members", "columns": {"city": "town"}},
@@ -396,10 +395,7 @@ def world(server: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
         "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
     }
-    with (
-        LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, settings=settings) as cluster,
-        World(cluster) as world,
-    ):
+    with worlds(settings, nodes=2) as world:
         yield world
 
 
@@ -429,16 +425,15 @@ def build(world: World, index: str, statement: str) -> None:
     world.wait_ready(world.build(index))
 
 
-@pytest.mark.spark
 def test_rows_follow_the_database_before_the_index_hears_of_it(world: World, base: Base) -> None:
     world.make_topic(PEOPLE)
+    build(world, "people_city", f"{PEOPLE} (city)")
     people = {f"p{at:03}": {"city": f"c{at % 9}"} for at in range(COUNT)}
     base.run("CREATE TABLE members (id text PRIMARY KEY, town text)")
     with base.engine.begin() as connection:
         rows = [{"id": id_, "town": one["city"]} for id_, one in people.items()]
         connection.execute(sql.text("INSERT INTO members VALUES (:id, :town)"), rows)
     ends = produce(world, PEOPLE, people)
-    build(world, "people_city", "people (city)")
     all_valid = {id_: f"{one['city']} valid" for id_, one in people.items()}
     for node in (0, 1):
         rows_told, told = validated(world, "people_city", node, at_least=ends)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from deploy.cluster import LocalCluster
 from keytide.errors import KeytideError
+from tests.integration.conftest import Worlds
 from tests.integration.world import World, Writer
 from tests.waiting import wait_for
 
@@ -30,13 +30,8 @@ def _person(chance: random.Random, number: int) -> tuple[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with (
-        LocalCluster(
-            tmp_path_factory.mktemp("cluster"), nodes=2, settings=SETTINGS, supervise=False
-        ) as cluster,
-        World(cluster) as world,
-    ):
+def world(worlds: Worlds) -> Iterator[World]:
+    with worlds(SETTINGS, nodes=2, supervise=False) as world:
         world.make_topic(TOPIC)
         with Writer(world.bootstrap, TOPIC, 1, _person, per_second=1) as writer:
             writer.write(DOCUMENTS)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 import psutil
@@ -32,10 +33,17 @@ Change = Callable[[random.Random, int], tuple[str, Any]]
 
 @dataclass(slots=True)
 class World:
-    """A running cluster, with what tests do to it."""
+    """A running cluster, with what tests do to it.
+
+    Attributes:
+        verify: whether builds are verified before they are READY; None for what settings of the cluster say.
+        topics: all that were made.
+    """
 
     cluster: LocalCluster
     sources: dict[str, Source] = field(default_factory=dict)
+    verify: bool | None = None
+    topics: list[str] = field(default_factory=list)
     _admin: Admin | None = None
     _dictionary: DictionaryReader | None = None
 
@@ -75,6 +83,7 @@ class World:
         new = NewTopic(topic, partitions, config=settings)
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         admin.create_topics([new])[topic].result(timeout=30)
+        self.topics.append(topic)
 
     def sql(self, statement: str) -> dict[str, Any]:
         answer: dict[str, Any] = self.admin.call("POST", "/v1/statements", {"statement": statement})
@@ -93,10 +102,50 @@ class World:
         self.sql(statement)
         self.wait_ready(self.build(index))
 
-    def build(self, *names: str, rate_limit: int | None = None) -> str:
+    def begin_empty(self, topic: str, index: str, statement: str, partitions: int = 4) -> None:
+        """A topic without documents, and an index on it that is READY: the build has nothing to read, and so
+        it needs no Spark, whose start is most of what a small build costs. For tests of what becomes of an
+        index afterwards; what is written now comes through the projector.
+
+        Args:
+            statement: that creates the index, deferred.
+        """
+        self.make_topic(topic, partitions)
+        self.sql(statement)
+        self.wait_ready(self.build(index))
+
+    def begin_live(
+        self, topic: str, change: Change, documents: int, index: str, statement: str, partitions: int = 4
+    ) -> None:
+        """As `begin`, but all documents are written when the index is READY (`begin_empty`)."""
+        self.begin_empty(topic, index, statement, partitions)
+        with Writer(self.bootstrap, topic, 1, change, per_second=0.01) as writer:
+            writer.write(documents)
+        self.wait_shown(topic, index)
+
+    def build(self, *names: str, rate_limit: int | None = None, verify: bool | None = None) -> str:
         """Start a build, of so many documents per second at most; its id."""
-        body = {"indexes": list(names), "rate_limit": rate_limit}
+        body: dict[str, Any] = {"indexes": list(names), "rate_limit": rate_limit}
+        if (verified := self.verify if verify is None else verify) is not None:
+            body["verify"] = verified
         return str(self.admin.call("POST", "/v1/builds", body)["id"])
+
+    def wait_shown(self, topic: str, *indexes: str) -> None:
+        """Wait until all nodes show everything that is in the topic now."""
+        at_least = {str(partition): offset for partition, offset in self.ends(topic).items()}
+        for node in self._running():
+            with self.client(node) as client:
+                for index in indexes:
+                    client.count(index, at_least=at_least, timeout_ms=60_000)
+
+    def clear(self) -> None:
+        """Drop all indexes of the cluster, and delete the topics that were made: the next user of the cluster
+        finds nothing."""
+        for index in self.admin.call("GET", "/v1/indexes"):
+            self.admin.call("DELETE", f"/v1/indexes/{index['name']}")
+        wait_for(lambda: not self.admin.call("GET", "/v1/indexes"), "all indexes are gone")
+        delete_topics(self.bootstrap, self.topics)
+        self.topics.clear()
 
     def throttle(self, build: str, rate_limit: int | None) -> dict[str, Any]:
         """Set the rate limit of a build (documents per second, None for none); the build."""
@@ -212,6 +261,36 @@ class World:
         assert held, "no Spark driver runs"
         with stopped(held):
             yield
+
+
+@contextmanager
+def running(
+    folder: Path, kafka: str, name: str, settings: Mapping[str, str], **options: Any
+) -> Iterator[World]:
+    """A cluster of its own on a broker that others use, too; its topics go with it.
+
+    Args:
+        kafka: bootstrap servers.
+        name: of the cluster, as no other has it.
+        options: of the cluster (`LocalCluster`).
+    """
+    made: list[str] = []
+    try:
+        with (
+            LocalCluster(folder, kafka=kafka, name=name, settings=settings, **options) as cluster,
+            World(cluster, topics=made) as world,
+        ):
+            yield world
+    finally:
+        there = AdminClient({"bootstrap.servers": kafka}).list_topics(timeout=30).topics
+        delete_topics(kafka, [topic for topic in there if topic in made or topic.startswith(f"{name}.")])
+
+
+def delete_topics(kafka: str, topics: list[str]) -> None:
+    """Delete topics, and wait until they are gone."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for deletion in admin.delete_topics(topics).values() if topics else ():
+        deletion.result(30)
 
 
 class Writer:

@@ -23,7 +23,7 @@ from tests.simulation.chance import Chance, Plan
 from tests.simulation.mutants_unit import UNIT_MUTANTS, UnitMutant
 from tests.simulation.packing import segments_of
 from tests.simulation.planting import Mutant, Patches, planted
-from tests.simulation.running import failure, killer, plan_for, quietly
+from tests.simulation.running import killer, quietly
 from tests.simulation.shrink import shrink
 from tests.simulation.source import KEYSPACE, PARTITIONS, SLICES, Source, Version, definition
 from tests.store_kit import lmdb_store
@@ -85,22 +85,6 @@ def test_shrinking_finds_the_steps_that_matter() -> None:
     assert [name for name, _ in smallest.steps] == ["c", "n"]
     assert smallest.faults == {"y"}
     assert not smallest.real_pipeline
-
-
-def test_a_planted_fault_shrinks_to_a_short_plan() -> None:
-    mutant = next(one for one in MUTANTS if one.name == "forget_to_split")
-    patches = Patches()
-    with quietly():
-        found = killer(mutant, BUDGET)
-        assert found is not None
-        mutant.plant(patches)
-        try:
-            whole = plan_for(mutant, found[0])
-            _, smallest = shrink(whole, failure, most=150)
-            assert failure(smallest)
-            assert len(smallest.steps) <= len(whole.steps) // 2
-        finally:
-            patches.undo()
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -84,6 +84,7 @@ def test_a_failing_history_tells_its_shortest_prefix_and_a_line_that_fails_alike
     assert main(shlex.split(prefix.removeprefix(PROGRAM))) == 1
     steps = len(read(prefix).steps)
     assert len(read(smallest).steps) < steps < len(whole.steps)
+    assert len(read(smallest).steps) <= len(whole.steps) // 2
     capsys.readouterr()
     one_less = prefix.replace(f"--first {steps}", f"--first {steps - 1}")
     assert main(shlex.split(one_less.removeprefix(PROGRAM))) == 0

@@ -114,11 +114,13 @@ def test_every_producer_keeps_the_order_of_what_it_writes() -> None:
     may be, would come after the next. (kafka-python's does, and one of transactions.)"""
     found = []
     for path in sources(("benchmarks", "tests")):
+        if "Producer" not in path.read_text():  # (all functions in words take ten seconds)
+            continue
         for function in ast.walk(tree(path)):
             if isinstance(function, ast.FunctionDef):
                 calls = {ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
-                text = ast.unparse(function)
                 made = calls & {"Producer", "confluent_kafka.Producer"}
+                text = ast.unparse(function) if made else ""
                 if made and "'enable.idempotence': True" not in text and "'transactional.id'" not in text:
                     found.append(f"{named(path)}:{function.lineno}")
     assert found == []
