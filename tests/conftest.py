@@ -53,7 +53,7 @@ TAKE_TURNS = (
         "verify_waits",
         "tls_cluster",
     ),
-    *("roles", "hash_index"),
+    *("roles", "hash_index", "spatial_index"),
 )
 """Files of `integration/` that strike at the real parts, or start a cluster of their own for one thing, the
 longest first: a third of them has its turn on a day (ADR 26)."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from keytide.client.protocol.options import NearOptions
 from keytide.errors import KeytideError
 from tests.integration.conftest import Worlds
 from tests.integration.shared_cluster import SETTINGS
@@ -141,7 +142,7 @@ def test_places_are_found_by_every_way(world: World) -> None:
                     assert sure <= found <= {id_ for id_, place in everything.items() if inside(place, SLACK)}
                     assert client.count(index, within=list(BOX), at=held).count == len(found)
                 for metres in (500.0, 20_000.0, 150_000.0):
-                    near = {"point": list(HERE), "metres": metres}
+                    near: NearOptions = {"point": list(HERE), "metres": metres}
                     rows = {row.id for row in client.scan(index, near=near, **at)}
                     if at:
                         closer = {i for i, p in everything.items() if away(p) < metres * (1 - SLACK)}
