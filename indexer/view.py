@@ -79,8 +79,8 @@ class ReadableSnapshot(Protocol):
         reverse: bool = False,
         limit: int | None = None,
     ) -> Iterator[list[tuple[bytes, bytes]]]:
-        """The same of several spans [low, high), disjoint and in the direction of the read. Raises as
-        `rows`."""
+        """The same of several spans [low, high), disjoint and in the direction of the read. Blocks may be
+        empty. Raises as `rows`."""
         ...
 
     def count(self, low: bytes, high: bytes | None) -> int:

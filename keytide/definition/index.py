@@ -269,6 +269,17 @@ class IndexDefinition(msgspec.Struct, frozen=True):
                 f"{self.partition_kind.upper()}(id) puts a document into one slice already",
                 "Leave SUBPARTITION BY out, and say how many slices there are: WITH (slices=n).",
             )
+        if self.using == "spatial" and self.partition_part is not None:
+            return (
+                "a place is no value that entries could be shared out by: it has several cells, and no order",
+                "Write RANGE(cell), which keeps neighbours together, or HASH(id), which spreads them.",
+            )
+        cells = [split.value for split in self.given_splits]
+        if self.partitioned_by_cell and any(type(one) is not int or one < 0 for one in cells):
+            return (
+                "a cell is a whole number, and so is where cells part",
+                "Leave SPLIT AT out: the build finds splits from the data.",
+            )
         if self.partitioned_by_cell and self.partition_kind == "hash":
             return (
                 "neighbours have other cells, and a hash has no neighbours",

@@ -97,6 +97,11 @@ def decoded_point(key: bytes) -> Json:
     return {"coordinates": [x, y], "type": "Point"}
 
 
+def is_point_value(value: bytes) -> bool:
+    """Whether a value is that of such a point, most likely: told by its end."""
+    return value.startswith(b"\x93") and value[-LENGTH - 2 : -LENGTH] == _BEFORE
+
+
 def key_at_end(value: bytes) -> bytes | None:
     """The canonical key of a value that holds one (`keytide.model.entry`), if it is such a point: read
     without decoding. Values end with it, behind its length; and nothing else ends like that, for no key is

@@ -104,7 +104,7 @@ class Spatial:
     def stored(self, keys: Sequence[bytes]) -> list[tuple[bytes, ...]]:
         return list(map(self._stored, keys))
 
-    def placed(self, keys: Sequence[bytes]) -> list[tuple[bytes, ...] | NotAGeometryError]:
+    def placed(self, keys: Sequence[bytes]) -> list[tuple[bytes, ...] | Exception]:
         """The stored keys of each of many documents' canonical keys, or why it has none: points together."""
         frame = frame_of(self.srid)
         are, xs, ys = points_of(keys)
@@ -115,7 +115,7 @@ class Spatial:
             are[np.flatnonzero(are)[out]] = False
         written = point_cells(xs, ys, frame).astype(">u8").tobytes()
         points = iter(range(0, len(written), CELL_BYTES))
-        found: list[tuple[bytes, ...] | NotAGeometryError] = []
+        found: list[tuple[bytes, ...] | Exception] = []
         for key, is_point in zip(keys, are.tolist(), strict=True):
             if is_point:
                 at = next(points)
@@ -123,7 +123,7 @@ class Spatial:
                 continue
             try:
                 found.append(self._stored(key))
-            except NotAGeometryError as error:
+            except _failures() as error:
                 found.append(error)
         return found
 
@@ -184,6 +184,13 @@ class Spatial:
 
     def boxed(self, box: Box, most: int) -> Boxed | str:
         return "finds places only, by ST_Within, ST_Contains, ST_Intersects and ST_DWithin of its key"
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What finding the cells of one place may raise, which concerns that document alone."""
+    import shapely
+
+    return (ArithmeticError, LookupError, RecursionError, TypeError, ValueError, shapely.errors.ShapelyError)
 
 
 def spans_of(region: QueryShape) -> list[Span]:

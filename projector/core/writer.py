@@ -217,6 +217,9 @@ class FunctionWriter:
         self._line("    continue")
         several = 'b"".join(places) if len(places) > 1 else b""'
         self._line(f"value = pack_keyed_value(forms, include, key, {several})")
+        self._line(f"if len(places) * len(value) > {MAX_ENTRIES_BYTES}:")
+        self._line("    skips.append(explain(ordinal, TooManyElements()))")
+        self._line("    continue")
         self._line("for place in places:")
         self._line("    values[len(keys)] = value")
         self._line("    entries.append(ordinal)")

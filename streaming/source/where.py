@@ -61,8 +61,8 @@ def selection_of(text: str, parts: Sequence[str]) -> dict[str, Any] | None:
     if isinstance(condition, Relates) and render_expression(condition.operand) in parts[:1]:
         place = json.loads(condition.place.geojson)
         if condition.relation == "dwithin":
-            return {"near": {"point": place, "metres": condition.metres}}
-        return {condition.relation: place}
+            return {"near": {"point": place, "metres": condition.metres}, "srid": condition.place.srid}
+        return {condition.relation: place, "srid": condition.place.srid}
     spans = spans_of(text, parts)
     return {} if spans is None else {"spans": spans} if spans else None
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
+import shapely
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,6 +69,28 @@ def test_a_document_has_an_entry_for_each_of_its_cells() -> None:
     assert unpack_keyed_value(found.values[1]) == (b"", b'{"n":2}', encode_part(BOX))
     assert found.left_out == {"leading-key-missing": 2}
     assert found.partition_keys == [b"d0"] + [b"d1"] * len(box_cells)
+
+
+def test_other_partitions_take_what_the_document_says() -> None:
+    definition = definition_of("CREATE INDEX i ON k USING spatial (at) PARTITION BY HASH(city)")
+    found = projected(definition, {"at": BOX, "city": "x"}, {"at": JFK})
+    assert set(found.partition_keys[:-1]) == {encode_part("x")}
+    assert len(found.partition_keys) == len(found.keys)
+
+
+def test_what_all_entries_of_a_document_take_is_bounded() -> None:
+    definition = definition_of("CREATE INDEX i ON k USING spatial (at) INCLUDE (pad)")
+    found = projected(definition, {"at": BOX, "pad": "x" * 4_000_000}, {"at": JFK, "pad": "x" * 4_000_000})
+    assert [(skip.ordinal, skip.reason) for skip in found.skips] == [(0, "too-many-elements")]
+    assert found.ordinals.tolist() == [1]
+
+
+def test_whatever_a_library_says_of_one_place_concerns_that_document() -> None:
+    definition = definition_of("CREATE INDEX i ON k USING spatial (at)")
+    with mock.patch("keytide.structure.spatial.cells_of", side_effect=shapely.errors.GEOSException("odd")):
+        found = projected(definition, {"at": BOX}, {"at": JFK})
+    assert [(skip.ordinal, skip.reason) for skip in found.skips] == [(0, "not-projectable")]
+    assert found.ordinals.tolist() == [1]
 
 
 def test_what_is_no_geometry_is_skipped_with_what_is_wrong() -> None:
@@ -219,6 +243,15 @@ def test_the_normal_form_gives_the_index_back(statement: str) -> None:
         ("CREATE INDEX i ON k USING spatial (a) WITH (srid=3857)", "there is no system 3857"),
         ("CREATE INDEX i ON k (a) WITH (srid=4326)", "srid goes with USING spatial"),
         ("CREATE INDEX i ON k USING spatial (a) PARTITION BY HASH(cell)", "a hash has no neighbours"),
+        (
+            "CREATE INDEX i ON k USING spatial (a) PARTITION BY HASH(a)",
+            "no value that entries could be shared",
+        ),
+        (
+            "CREATE INDEX i ON k USING spatial (a) PARTITION BY RANGE(a)",
+            "no value that entries could be shared",
+        ),
+        ("CREATE INDEX i ON k USING spatial (a) PARTITION BY RANGE(cell) SPLIT AT ('x')", "a whole number"),
         ("CREATE INDEX i ON k (ST_Within(a, ST_Point(1, 2)))", "a condition cannot stand here"),
         ("CREATE INDEX i ON k (ST_Point(1, 2))", "must say something about the document"),
         ("CREATE INDEX i ON k (ST_MakeEnvelope(1, 2, 3, 4))", "says a place, which is compared"),
@@ -282,6 +315,7 @@ PLANE = f"{SPATIAL} WITH (srid=0)"
         ("ST_Distance(a, ST_Point(1, 2)) > 5", True, False),
         ("NOT ST_Within(a, ST_MakeEnvelope(1, 2, 3, 4))", True, False),
         ("ST_Within(b, ST_MakeEnvelope(1, 2, 3, 4))", False, False),
+        (f"ST_Distance(a, ST_Point(1, 2)) <= 1{'0' * 400}", True, False),
         ("n = 5", False, False),
         ("a IS NOT NULL", False, False),
     ],

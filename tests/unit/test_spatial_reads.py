@@ -10,18 +10,23 @@ import itertools
 import json
 import math
 import random
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from indexer.scan.gather.service import ScanService
+from indexer.scan.local.place_filter import PlaceTest
+from indexer.scan.local.short import INLINE_ROWS
 from indexer.scan.nearest.rows import scan_nearest
 from indexer.scan.plan.spatial import NotSpatialError
 from indexer.scan.query.queries import QueryService
 from indexer.scan.query.request import QueryRequest
 from indexer.scan.request.request import CountRequest, Near, ScanRequest
-from keytide.errors import CallerError
+from keytide.catalog.catalog import Catalog
+from keytide.errors import CallerError, KeytideError
 from keytide.structure import NotOrderedError
 from tests.unit.scan_world import Doc, World
 
@@ -263,3 +268,103 @@ def test_other_indexes_find_no_places_and_places_have_no_values() -> None:
             spatial.scan(**members)
     with pytest.raises(CallerError, match="one JSON answer"):
         spatial.count(near=Near(point=[1, 1], limit=5))
+
+
+ROAD = {"type": "LineString", "coordinates": [[10, 10], [30, 20]]}
+
+
+@pytest.mark.parametrize("statement", [BY_ID, BY_CELL], ids=["by-id", "by-cell"])
+def test_a_document_meets_two_conditions_by_two_of_its_cells(statement: str) -> None:
+    places = Places(statement, 4326, {"road": ROAD, "a": dot(10, 10), "b": dot(30, 20)})
+    one = "ST_Intersects(place, ST_MakeEnvelope(9.9, 9.9, 10.1, 10.1))"
+    two = "ST_Intersects(place, ST_MakeEnvelope(29.9, 19.9, 30.1, 20.1))"
+    near = "ST_DWithin(place, ST_Point(30, 20), 1000)"
+    ends = "ST_Contains(place, ST_Point(10, 10)) AND ST_Contains(place, ST_Point(30, 20))"
+    inside = "ST_Within(place, ST_MakeEnvelope(9, 9, 31, 21))"
+    for where in (
+        f"{one} AND {two}",
+        f"{one} AND {near}",
+        ends,
+        f"{inside} AND {one} AND {two}",
+        f"{inside} AND {near} AND {one}",
+    ):
+        assert places.query(f"SELECT id FROM users WHERE {where}")["rows"] == [["road"]], where
+    either = places.query(f"SELECT id FROM users WHERE {one} OR {two}")["rows"]
+    assert sorted(row[0] for row in either) == ["a", "b", "road"]
+
+
+@pytest.mark.parametrize("statement", [BY_ID, BY_CELL], ids=["by-id", "by-cell"])
+def test_the_nearest_of_those_for_which_something_else_is_true(statement: str) -> None:
+    chain = {"type": "MultiPoint", "coordinates": [[0, 10], [13.5, 10]]}
+    places = Places(statement, 4326, {"chain": chain, "near": dot(3.65, 10), "other": dot(5, 10)})
+    box = "ST_MakeEnvelope(3.5, 5, 14, 15)"
+    ordered = "ORDER BY ST_Distance(place, ST_Point(0, 10))"
+    for limit in (1, 2, 3):
+        rows = places.query(
+            f"SELECT id FROM users WHERE ST_Intersects(place, {box}) {ordered} LIMIT {limit}"
+        )["rows"]
+        assert [row[0] for row in rows] == ["chain", "near", "other"][:limit]
+    within = f"SELECT id FROM users WHERE ST_Within(place, {box}) {ordered} LIMIT 3"
+    assert places.query(within)["rows"] == [["near"], ["other"]]
+    reach = f"SELECT id FROM users WHERE ST_DWithin(place, ST_Point(0, 10), 450000) {ordered} LIMIT 3"
+    assert places.query(reach)["rows"] == [["chain"], ["near"]]
+    assert places.query(f"SELECT id FROM users {ordered} LIMIT 0")["rows"] == []
+
+
+def test_a_crowd_beside_the_circle_is_read_when_there_is_nothing_else() -> None:
+    places = Places(BY_ID, 4326, {f"c{at:04}": dot(1.5, 1.50909) for at in range(1_500)})
+    rows = places.nearest(Near(point=[1.5, 1.5], limit=3))
+    assert ids(rows) == ["c0000", "c0001", "c0002"], "of those at one distance the first by their ids"
+    assert 1_000 < rows[0]["distance"] < 1_010
+
+
+def test_those_at_one_distance_come_in_one_order_whoever_asked_before() -> None:
+    places = Places(BY_ID, 4326, {f"d{at:02}": square(11, 11, 0.1 + at / 20) for at in range(40)})
+    found: list[str] = []
+    here = "ORDER BY ST_Distance(place, ST_Point(11, 11))"
+    for offset in range(0, 40, 4):
+        sql = f"SELECT id FROM users {here} LIMIT 4 OFFSET {offset}"
+        found += [row[0] for row in places.query(sql)["rows"]]
+        places.nearest(Near(point=[12.0 + offset, 11], limit=1))
+    assert found == sorted(f"d{at:02}" for at in range(40))
+    more = places.query(f"SELECT id, n FROM users {here}, n DESC LIMIT 3")["rows"]
+    assert [row[1] for row in more] == [39, 38, 37]
+
+
+def test_a_node_that_does_not_know_of_the_index_gives_nothing_twice() -> None:
+    places = Places(BY_ID, 4326, {f"d{at}": square(11, 11 + at / 10, 0.4) for at in range(10)})
+    for view in places.world.views.values():
+        view.older = Catalog()
+    with pytest.raises(KeytideError) as refused:
+        places.scan(limit=1_000, timeout_ms=300)
+    assert refused.value.problem_type in ("index-not-ready", "unknown-index")
+
+
+def test_what_is_looked_at_on_the_event_loop_is_bounded() -> None:
+    crowd = {f"p{at:04}": dot(11 + at % 50 / 1_000, 11 + at // 50 / 1_000) for at in range(2_500)}
+    places = Places(BY_ID, 4326, {**crowd, "area": square(11, 11, 0.2)})
+    loops: set[threading.Thread] = set()
+    picked: list[int] = []
+    real = PlaceTest.pick
+
+    def noted(self: PlaceTest, entries: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            picked.append(len(entries))
+        loops.add(threading.current_thread())
+        return real(self, entries)
+
+    with mock.patch.object(PlaceTest, "pick", noted):
+        rows = places.scan(intersects=[10.9, 10.9, 11.2, 11.2], limit=5_000)
+    assert len(rows) == 2_501
+    assert sum(picked) <= 2 * INLINE_ROWS
+    assert any(one is not threading.main_thread() for one in loops), "the rest was read in a thread"
+
+
+def test_a_place_says_its_system_and_is_not_too_large() -> None:
+    places = Places(BY_ID, 0, {"a": dot(1, 1)})
+    assert ids(places.scan(within=[0, 0, 2, 2], srid=0)) == ["a"]
+    with pytest.raises(CallerError, match="the index has places in system 0"):
+        places.scan(within=[0, 0, 2, 2], srid=4326)
+    ring = [[math.cos(at / 300), math.sin(at / 300)] for at in range(1_880)]
+    with pytest.raises(CallerError, match="a place has at most 32,768 bytes"):
+        places.scan(within={"type": "Polygon", "coordinates": [[*ring, ring[0]]]})

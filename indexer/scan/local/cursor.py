@@ -38,6 +38,8 @@ from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot
 from keytide.definition.index import IndexDefinition
 from keytide.errors import UNDECODABLE, InvariantViolationError
 from keytide.model.entry import pack_value, unpack_value
+from keytide.structure.point_keys import is_point_value
+from keytide.structure.spatial import first_of_several
 
 EXAMINED: Final = 50_000
 """Entries that one read looks at in a slice when it filters, counts or skips: some tens of milliseconds. It
@@ -81,6 +83,40 @@ class FilteredRead:
         return len(self.entries) >= request.paging.limit
 
 
+class NotShortError(Exception):
+    """A read that was begun at once is none that ends soon."""
+
+
+class OneByOne:
+    """Picks of a block the entries by which documents are given (`indexer.scan.local.once`), and of those the
+    ones that are wanted: so what is looked at is counted before either.
+
+    Args:
+        spans: of the whole read.
+        points: whether only points are tested.
+    """
+
+    def __init__(
+        self, spans: Sequence[tuple[bytes, bytes | None]], test: Test | None, *, points: bool
+    ) -> None:
+        self._is_first = first_of_several(spans)
+        self._test = test
+        self._points = points
+
+    def __call__(self, entry_key: bytes, value: bytes) -> bool:
+        return bool(self.pick([(entry_key, value)]))
+
+    def pick(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """Those of some entries.
+
+        Raises:
+            NotShortError: there are other places than points.
+        """
+        if self._points and not all(is_point_value(value) for _, value in entries):
+            raise NotShortError
+        return picked(self._test, [entry for entry in entries if self._is_first(*entry)])
+
+
 class SliceSearch:
     """Finds what requests want in slices of a node, where that is not just the first entries.
 
@@ -103,22 +139,28 @@ class SliceSearch:
         after: bytes,
         pace: Pace,
         most: int | None = None,
+        *,
+        points: bool = False,
     ) -> FilteredRead:
         """What a read finds that may look at much.
 
         Args:
+            snapshot: with all of its entries.
             most: entries that it looks at, about; as many as a read does if it is not given.
+            points: of places only points are tested.
 
         Raises:
             DoubtfulReadError: what it looks at cannot have been written.
+            NotShortError: it has met other places than points.
         """
         try:
             index, test = request.span.index, None
             if request.shape.filter or request.shape.keys:
                 test = self._filters.test(index, self._definition(index), request.shape)
-            return search_slice(
-                snapshot, request, after, self.shape(index), test, most or self.examined, pace
-            )
+            shape = self.shape(index)
+            if shape.structure.several:
+                test = OneByOne(request.span.spans, test, points=points)
+            return search_slice(snapshot, request, after, shape, test, most or self.examined, pace)
         except (InvariantViolationError, UnicodeDecodeError) as error:
             raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
 
@@ -156,13 +198,12 @@ class SliceSearch:
             raise unknown from error
 
     def several(self, index: str) -> bool:
-        """Whether a document may have several entries in an index, as far as this node knows it."""
-        return self._view.catalog().index(index) is not None and self.shape(index).structure.several
+        """Whether a document may have several entries in an index. Raises as `shape`."""
+        return self.shape(index).structure.several
 
     def once(self, snapshot: ReadableSnapshot, span: ReadSpan) -> ReadableSnapshot:
-        """A snapshot of which a read of some spans reads each document once."""
-        several = self.several(span.index)
-        return read_once(snapshot, self.shape(span.index).structure, span.spans) if several else snapshot
+        """A snapshot of which a read of some spans reads each document once. Raises as `shape`."""
+        return read_once(snapshot, self.shape(span.index).structure, span.spans)
 
     def shape(self, index: str) -> Shape:
         """An index's, worked out once: ids are not used again.

@@ -95,8 +95,9 @@ def picked(test: Test | None, entries: Sequence[Entry]) -> Sequence[Entry]:
     """The entries for which a test is true, in order."""
     if test is None:
         return entries
-    if isinstance(test, PlaceTest):
-        return test.pick(entries)
+    pick: Callable[[Sequence[Entry]], Sequence[Entry]] | None = getattr(test, "pick", None)
+    if pick is not None:  # a test that takes many at once
+        return pick(entries)
     return [entry for entry in entries if test(*entry)]
 
 

@@ -24,7 +24,7 @@ from functools import partial
 from time import monotonic
 from typing import Final
 
-from indexer.scan.local.cursor import EXAMINED, SliceSearch, flaw, stretches
+from indexer.scan.local.cursor import EXAMINED, NotShortError, SliceSearch, flaw, stretches
 from indexer.scan.local.effort import ReadThreads, ReadTurn
 from indexer.scan.local.short import INLINE_ROWS, finds_places, is_plain, is_short, knows_count, within_s
 from indexer.scan.local.tasks import UNHURRIED, Pace, Task, Unfinished
@@ -51,10 +51,6 @@ _NOTHING: Final = Timestamp()
 _NO_TROUBLE: Final = SliceTrouble("", "")
 _RUN_OUT: Final = SliceTrouble("", "the hold has run out, or was given back")
 _Held = list[ReadableSnapshot | None]
-
-
-class _OtherKeysError(Exception):
-    """A short read met entries whose keys only have the digests of those that it is for."""
 
 
 class LocalReader:
@@ -228,7 +224,7 @@ class LocalReader:
         self.threads.short_at = monotonic()
         try:
             return self._read(request, held, None)
-        except _OtherKeysError:
+        except NotShortError:
             return None
 
     def _read(self, request: ReadRequest, held: _Held, pace: Pace | None) -> list[SliceReply]:
@@ -264,9 +260,10 @@ class LocalReader:
         Raises:
             StoreDamagedError: the store is not what was written.
             DoubtfulReadError: what it gives cannot have been written.
-            _OtherKeysError: without a pace only: not all of what is found is wanted.
+            NotShortError: without a pace only: not all of what is found is wanted, or it is long to test.
         """
         span, limit, shape = request.span, request.paging.limit, request.shape
+        whole = snapshot
         if not shape.examine:
             snapshot = self._search.once(snapshot, span)
         entries: list[Entry] = []
@@ -283,19 +280,20 @@ class LocalReader:
         elif is_plain(request) or (limit and pace is None and not shape.filter):
             entries = _entries_of(snapshot, span, after, limit, pace)
             if shape.keys and not self._search.all_wanted(entries, request):
-                raise _OtherKeysError
+                raise NotShortError
             keys = [key for key, _ in entries]
             if not all(map(operator.gt if span.reverse else operator.lt, keys, keys[1:])):
                 raise DoubtfulReadError("entries are out of order")
             more = len(entries) >= limit
         elif limit and pace is None:  # of places
-            searched = self._search.find(request, snapshot, after, UNHURRIED, INLINE_ROWS)
+            most = INLINE_ROWS // len(span.slices)
+            searched = self._search.find(request, whole, after, UNHURRIED, most, points=True)
             entries, more, reached = searched.entries, searched.more, searched.reached
             examined = searched.examined
-        elif knows_count(request):
+        elif knows_count(request) and snapshot is whole:
             counted = sum(snapshot.count(low, high) for low, high in span.spans)
         else:
-            searched = self._search.find(request, snapshot, after, pace or UNHURRIED)
+            searched = self._search.find(request, whole, after, pace or UNHURRIED)
             entries, more, counted = searched.entries, searched.more, searched.counted
             reached, skipped, examined = searched.reached, searched.skipped, searched.examined
         if shape.keys_only:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from indexer.scan.gather.reads import Reads, WrittenAnswer
@@ -32,11 +34,11 @@ async def scan_nearest(
     maker = RowMaker(index.shape, request.columns)
 
     async def work(target: Target) -> Nearest:
-        return await nearest(target, shared, to, wanted)
+        return await nearest(target, shared, to, wanted, math.inf if near.metres is None else near.metres)
 
     agreed = await shared.read(index, selection, request, seen, gone, work, first_lease_ms(shared))
     seen = shared.seen_too(seen, index, agreed.stamp)
-    found = agreed.gathered.entries[:wanted]
+    found = agreed.gathered.entries
     rows = maker.rows([entry for _, entry in found])
     for row, (distance, _) in zip(rows, found, strict=True):
         row["distance"] = float(distance)

@@ -32,7 +32,9 @@ from indexer.scan.plan.radii import MARGIN
 from keytide.collation import Span
 from keytide.definition.expression import DistanceTo, Relates
 from keytide.definition.spatial.meaning import region_of
-from keytide.geometry import NotAGeometryError
+from keytide.errors import CallerError
+from keytide.geometry import CELL_BYTES, NotAGeometryError
+from keytide.structure.point_keys import is_point_value
 from keytide.structure.spatial import PLANAR_SRID, intersected, spans_of
 
 Measured = tuple[float, Entry]
@@ -55,8 +57,8 @@ class Nearest(SliceAnswers):
     """What was found.
 
     Attributes:
-        entries: the nearest first, those at one distance in the order of the index; more than were wanted
-            where some are as far away as the last one.
+        entries: the wanted ones, the nearest first, those at one distance by their ids; with `ties` also
+            those that are as far away as the last one.
         searches: how many radii were tried.
     """
 
@@ -64,56 +66,66 @@ class Nearest(SliceAnswers):
     searches: int = 0
 
 
-async def nearest(target: Target, shared: Reads, to: DistanceTo, wanted: int) -> Nearest:
+class TooManyNearestError(CallerError):
+    """More rows are equally far away than a node holds to put them in order."""
+
+    problem_type = "too-many-rows"
+    status = 422
+
+
+async def nearest(
+    target: Target, shared: Reads, to: DistanceTo, wanted: int, reach: float = math.inf, *, ties: bool = False
+) -> Nearest:
     """The `wanted` entries of a target that are nearest to a place: the `work` of `Reads.read`.
+
+    Args:
+        reach: how far away they are at most.
+        ties: who orders them further needs all that are as far away as the last one.
 
     Raises:
         OutOfTimeError: it takes longer than the target's time.
+        TooManyNearestError: more than `scan.max_sort_rows` are to be held.
         SnapshotMissingError, RetryableError: as `service.page_of`.
     """
     result = Nearest()
-    search = _Search(
-        target, shared, to, max(ROW_LIMIT, 8 * wanted), result, list(target.spans), DistanceColumn(to)
-    )
-    whole = WIDEST if to.place.srid == PLANAR_SRID else FARTHEST
-    low, high, narrowed = 0.0, math.inf, 0  # radii with too few, and with too many
+    search = _Search(target, shared, to, wanted, ties, result, list(target.spans), DistanceColumn(to))
+    whole = min(WIDEST if to.place.srid == PLANAR_SRID else FARTHEST, reach)
+    low, high, narrowed = 0.0, math.inf, 0  # radii with too few, and with too much to look at
     radius = min(shared.radii.first(target.index, wanted), whole)
     while True:
         result.searches += 1
-        spans = search.around(radius)
-        is_last = radius >= whole or spans == search.spans
-        narrow = narrowed >= MOST_NARROWED or (low > 0.0 and high / low < _NARROWEST)
-        entries = await search.read(search.spans if is_last else spans, every=is_last or narrow)
-        if entries is None:
+        is_last = radius >= whole
+        every = is_last or narrowed >= MOST_NARROWED
+        spans = search.spans if is_last else search.around(radius)
+        found = await search.within(spans, math.inf if is_last else radius, every=every)
+        if found is None:
             high, narrowed = radius, narrowed + 1
             radius = math.sqrt(low * high) if low else radius / _GROWTH
+            if low and high / low < _NARROWEST:
+                narrowed = MOST_NARROWED
             continue
-        found = await search.measured(entries, math.inf if is_last else radius)
         if is_last or len(found) >= wanted:
             shared.radii.note(target.index, radius, len(found))
-            result.entries = _nearest(found, wanted)
+            result.entries = found
             return result
         low = radius
         wider = radius * math.sqrt(MARGIN * wanted / len(found)) if found else radius * _GROWTH
         radius = min(max(wider, radius * 1.5), radius * _GROWTH**2, whole)
         if radius >= high:
-            radius = math.sqrt(low * high)
+            if every or high / low < _NARROWEST**2:  # what is too much lies around here: it has to be read
+                high, narrowed = math.inf, MOST_NARROWED
+            else:
+                radius = math.sqrt(low * high)
 
 
-def _nearest(found: list[Measured], wanted: int) -> list[Measured]:
-    """The first of some entries, and those that are as far away as the last of these."""
-    found.sort(key=_place)
-    if len(found) <= wanted:
-        return found
-    return found[: bisect_right(found, found[wanted - 1][0], key=_distance)]
+def _place(one: Measured) -> tuple[float, bytes]:
+    """What the nearest are ordered by: how far away, and the document's id. (A document's entry is another
+    one by the radius that finds it.)"""
+    return one[0], one[1][0][CELL_BYTES:]
 
 
 def _distance(one: Measured) -> float:
     return one[0]
-
-
-def _place(one: Measured) -> tuple[float, bytes]:
-    return one[0], one[1][0]
 
 
 @dataclass(slots=True)
@@ -121,14 +133,14 @@ class _Search:
     """Reads what lies around a place.
 
     Attributes:
-        most: entries of one search that goes on narrower when there are more.
         spans: those of the target.
     """
 
     target: Target
     shared: Reads
     to: DistanceTo
-    most: int
+    wanted: int
+    ties: bool
     result: Nearest
     spans: list[Span]
     column: DistanceColumn
@@ -138,29 +150,17 @@ class _Search:
         circle = Relates("dwithin", self.to.operand, self.to.place, radius)
         return intersected(self.spans, spans_of(region_of(circle)))
 
-    async def measured(self, entries: list[Entry], most: float) -> list[Measured]:
-        """The entries that are at most so far away."""
-
-        def work() -> list[Measured]:
-            away = self.column.of(entries)
-            return [(away[at], entries[at]) for at in np.flatnonzero(away <= most).tolist()]
-
-        try:
-            if len(entries) <= ROW_LIMIT:
-                return work()
-            return await self.shared.local.threads.run(work)
-        except (*UNREADABLE, NotAGeometryError):
-            await examine(self.target, self.shared.nodes, b"", False, self.most)
-            raise
-
-    async def read(self, spans: list[Span], every: bool) -> list[Entry] | None:
-        """The entries of some spans; None when they are too many.
+    async def within(self, spans: list[Span], radius: float, *, every: bool) -> list[Measured] | None:
+        """The nearest entries of some spans that lie within a radius, in their order; None when there is too
+        much to look at.
 
         Args:
-            every: however many they are.
+            every: however much it is.
         """
         target, nodes = self.target, self.shared.nodes
-        found: list[Entry] = []
+        most = max(ROW_LIMIT, 8 * self.wanted)
+        kept: list[Measured] = []
+        looked_at = 0
         after, more = b"", bool(target.nodes and spans)
         while more:
             if monotonic() > target.until:
@@ -171,13 +171,47 @@ class _Search:
             in_use = target.in_use or bool(after)
             now = replace(target, spans=spans, timeout_s=target.left_s, in_use=in_use)
             try:
-                page = await gather(now, nodes, after, False, self.most)
-            except UNREADABLE:
-                await examine(now, nodes, after, False, self.most)
+                page = await gather(now, nodes, after, False, most)
+                kept += await self._measured(page.entries, radius)
+            except (*UNREADABLE, NotAGeometryError):
+                await examine(now, nodes, after, False, most)
                 raise
             add_answers(self.result, page)
-            found += page.entries
+            looked_at += len(page.entries)
             after, more = page.reached, page.more
-            if more and len(found) >= self.most and not every:
+            if more and looked_at >= most and not every:
                 return None
-        return found
+            if len(kept) > 2 * most:
+                kept = self._cut(kept)
+        return self._cut(kept)
+
+    async def _measured(self, entries: list[Entry], most: float) -> list[Measured]:
+        """The entries that are at most so far away."""
+
+        def work() -> list[Measured]:
+            away = self.column.of(entries)
+            return [(float(away[at]), entries[at]) for at in np.flatnonzero(away <= most).tolist()]
+
+        if len(entries) <= ROW_LIMIT and all(is_point_value(value) for _, value in entries):
+            return work()
+        return await self.shared.local.threads.run(work)
+
+    def _cut(self, found: list[Measured]) -> list[Measured]:
+        """The wanted ones of those that were found, in their order.
+
+        Raises:
+            TooManyNearestError: too many are as far away as the last one.
+        """
+        found.sort(key=_place)
+        if len(found) <= self.wanted:
+            return found
+        if not self.ties:
+            return found[: self.wanted]
+        end = bisect_right(found, found[self.wanted - 1][0], key=_distance)
+        if end > self.shared.settings.max_sort_rows:
+            raise TooManyNearestError(
+                f"more than {self.shared.settings.max_sort_rows} rows are equally far away "
+                "(scan.max_sort_rows)",
+                next_step="order by the distance alone, or narrow the condition",
+            )
+        return found[:end]

@@ -29,6 +29,7 @@ from keytide.collation import encode_part, to_json_value
 from keytide.definition.binding import Binding, Needs
 from keytide.definition.index import IndexDefinition
 from keytide.errors import CallerError
+from keytide.geometry import CELL_BYTES
 from keytide.query.parse.expressions import AggregateCall
 from keytide.query.plan.plan import Plan
 
@@ -39,6 +40,11 @@ millisecond."""
 
 Placed = tuple[bytes, bytes, list[Any]]
 """A row with its place: what it is ordered by, its entry key, its values."""
+
+
+def _by_id(one: Placed) -> tuple[bytes, bytes]:
+    """A row of a spatial index has its place by its document: its entry is another one by what is read."""
+    return one[0], one[1][CELL_BYTES:]
 
 
 class TooManyRowsError(CallerError):
@@ -119,10 +125,12 @@ async def sorted_rows(target: Target, shared: Reads, plan: Plan, maker: OutputMa
     select = plan.select
     wanted = None if select.limit is None else select.limit + select.offset
     if plan.nearest is not None and wanted is not None and wanted <= most:
-        around = await nearest(target, shared, plan.nearest, wanted)
+        further = len(plan.order_by) > 1
+        around = await nearest(target, shared, plan.nearest, wanted, plan.reach, ties=further)
         entries = [entry for _, entry in around.entries]
         placed = await shared.local.threads.run(maker.placed, entries, shared.local.threads.pace)
-        found = Sorted(rows=[row for _, _, row in sorted(placed)[select.offset : wanted]])
+        placed = sorted(placed, key=_by_id) if further else placed
+        found = Sorted(rows=[row for _, _, row in placed[select.offset : wanted]])
         add_answers(found, around)
         return found
     bound = most if wanted is None or wanted > most else wanted

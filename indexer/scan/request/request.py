@@ -163,6 +163,10 @@ class Question(Moment, frozen=True):
     contains: Annotated[Place, Meta(description="of a spatial index: what contains it")] = None
     intersects: Annotated[Place, Meta(description="of a spatial index: what meets it")] = None
     near: Annotated[Near | None, Meta(description="of a spatial index: what lies around a place")] = None
+    srid: Annotated[
+        int | None,
+        Meta(description="the system that the place is in: refused if that of the index is another one"),
+    ] = None
     slices: Annotated[
         Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)] | None,
         Meta(description="only these slices of the index: for readers that divide the work"),
@@ -236,7 +240,12 @@ class ScanRequest(Question, frozen=True):
         if self.page is not None and self.at is not None:
             raise ValueError("a page token names its snapshot: leave out `at`")
         if self.nearest is not None and (
-            self.distinct or self.reverse or self.offset or self.limit is not None or self.validate
+            self.distinct
+            or self.reverse
+            or self.offset
+            or self.limit is not None
+            or self.validate
+            or self.page is not None
         ):
             raise ValueError(
                 "`near` with `limit` gives the nearest, nearest first, in one answer: leave out `limit` "

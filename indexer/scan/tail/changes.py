@@ -99,7 +99,8 @@ def _compared(work: SliceWork, older: ReadableSnapshot, wanted: ChangesWanted) -
     test = _filters.test(work.request.span.index, work.definition, work.request.shape)
     size = examined = 0
     spans = list(stretches(work.request.span, work.after))
-    for place, before, after in _aligned(older.rows_of(spans), work.snapshot.rows_of(spans)):
+    some = (filter(None, one.rows_of(spans)) for one in (older, work.snapshot))
+    for place, before, after in _aligned(*some):
         examined += len(before) + len(after)
         if before != after:
             if test is not None:

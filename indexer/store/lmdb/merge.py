@@ -86,6 +86,7 @@ def spans_blocks(
     at, size = 0, SPAN_BLOCK
     there = cursor.set_range(spans[0][0])
     while there:
+        began_in = at
         rows = list(islice(cursor.iternext(), size))
         last = rows[-1][0]
         begin = 0
@@ -112,7 +113,7 @@ def spans_blocks(
             size = SPAN_BLOCK
             there = cursor.set_range(low)
         else:  # it goes on
-            size = _next_size(size, rows)
+            size = _next_size(size, rows) if at == began_in else SPAN_BLOCK
             there = cursor.next()
     if found:
         yield found

@@ -96,6 +96,7 @@ class QuestionOptions(MomentOptions, total=False):
         spans: several of these at once; overlaps are read once.
         within, contains, intersects, near: of a spatial index, the places that lie within one, contain it,
             meet it, or lie around it; one of these, in place of keys.
+        srid: the system that the place is in: refused if that of the index is another one.
         slices: read these slices only, for readers that divide the work.
     """
 
@@ -109,6 +110,7 @@ class QuestionOptions(MomentOptions, total=False):
     contains: Place | None
     intersects: Place | None
     near: NearOptions | None
+    srid: int | None
     slices: Sequence[int] | None
 
 

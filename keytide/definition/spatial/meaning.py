@@ -21,6 +21,8 @@ from keytide.geometry import Geometry, NotAGeometryError, QueryShape, distance, 
 from keytide.structure.spatial import frame_of
 
 _KEPT: Final = 64
+_KEPT_CHARACTERS: Final = 10_000
+"""Of a place: what is prepared of larger ones is not kept."""
 _of_thread: Final = threading.local()
 
 
@@ -37,9 +39,11 @@ def region_of(node: Relates) -> QueryShape:
         kept = _of_thread.kept = {}
     found = kept.get(node)
     if found is None:
+        found = QueryShape(node.relation, geometry_literal(node.place), node.metres)
         if len(kept) >= _KEPT:
             kept.clear()
-        found = kept[node] = QueryShape(node.relation, geometry_literal(node.place), node.metres)
+        if len(node.place.geojson) <= _KEPT_CHARACTERS:
+            kept[node] = found
     return found
 
 

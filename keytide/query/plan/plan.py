@@ -19,6 +19,7 @@ comes first by name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, get_args
@@ -53,7 +54,7 @@ from keytide.query.plan.implication import implies
 from keytide.query.plan.intervals import MISSING_ONLY, touches
 from keytide.query.plan.regions import region
 from keytide.query.plan.slices import slices_asked
-from keytide.query.plan.spatial import is_measured, reading_of_places
+from keytide.query.plan.spatial import is_measured, reach, reading_of_places
 
 _WITHOUT_ORDER: Final = 2
 """As much as entries cost more where an order is missed. Also the sizes of two indexes with the same entries
@@ -106,6 +107,7 @@ class Plan:
         entries: how many entries are read, by estimate.
         nearest: the distance that the rows are the least of, found by looking ever farther around; None where
             that is not what is asked.
+        reach: how far that may be at most.
     """
 
     select: Select
@@ -119,6 +121,7 @@ class Plan:
     reverse: bool
     entries: float
     nearest: DistanceTo | None = None
+    reach: float = math.inf
 
     @property
     def misses_order(self) -> bool:
@@ -212,15 +215,15 @@ def plan_on(select: Select, candidate: Candidate, condition: Predicate | None = 
         )
     parts = [part.expression for part in definition.keys]
     structure = definition.structure
+    nearest = _nearest(select, definition)
     read = (
-        reading_of_places(condition, leading, structure, definition.system)
+        reading_of_places(condition, leading, structure, definition.system, nearest)
         if structure.several
         else reading(condition, parts, structure)
     )
     if isinstance(read, str):
         return Refusal(candidate.name, f"it is USING {structure.name}: it {read}")
-    nearest = _nearest(select, definition)
-    sorts = structure.ordered or read.keys or read.bounded or nearest is not None
+    sorts = structure.ordered or read.keys or read.bounded or nearest is not None or select.limit == 0
     if read.spans and select.order_by and not (sorts or select.grouped):
         return Refusal(
             candidate.name, f"it is USING {structure.name}: it has no order, and sorts found keys only"
@@ -252,6 +255,7 @@ def plan_on(select: Select, candidate: Candidate, condition: Predicate | None = 
         reverse,
         min(entries, _NEAREST * (select.limit or 0)) if nearest is not None else entries,
         nearest,
+        math.inf if nearest is None else reach(condition, nearest),
     )
 
 
