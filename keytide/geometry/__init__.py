@@ -6,8 +6,8 @@ give never changes for an index that exists.
 
 from keytide.geometry.covering import CELL_BYTES, LEVEL_MOD, cells_of, point_cell, point_cells
 from keytide.geometry.distance import bounds, distance, distances
-from keytide.geometry.geojson import Frame, NotAGeometryError
-from keytide.geometry.region import Region, Relation
+from keytide.geometry.geojson import Frame, NotAGeometryError, Relation
+from keytide.geometry.region import Region
 from keytide.geometry.shapes import Geometry, envelope, geometry_of, known_geometry, point
 
 __all__ = [

@@ -1,30 +1,53 @@
-"""Coverings: the cells of documents, and the stretches of cells that a query reads."""
+"""Coverings: which cells a geometry takes.
+
+Theory of operation
+===================
+As S2's region coverer does it: begin with the few cells that are about as large as the geometry, and go on to
+split the largest, leaving out those that do not touch the geometry, as long as there are no more than `most`.
+A cell is a rectangle on the chart of its face, so GEOS says whether it touches, and whether it is inside (then
+it is not split any more); all cells of a level are asked about together.
+
+Rectangles are taken `_MARGIN` larger than they are. So what is within the tolerance of meeting
+(`keytide.geometry.meeting`), or was put into a neighbouring leaf by rounding, still is in a cell that both
+coverings know.
+
+Cells of documents have only levels that are multiples of `LEVEL_MOD` (or are leaves): a query must look for every
+cell that any of its own is in, and finds fewer of them.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
+from keytide.geometry.cells import leaf_at, leaves_at
+from keytide.geometry.curve import LEAF, SIDE, leaf_of, parent_of
 from keytide.geometry.geojson import Frame
+from keytide.geometry.plane import lowest_of, place_of, planar_leaf, planar_leaves
 from keytide.geometry.shapes import Geometry
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from keytide.geometry.charts import Shape
+    from keytide.geometry.drawing import Drawing
+
+    Floats = NDArray[np.float64]
+    Places = NDArray[np.int64]
+    Mask = NDArray[np.bool_]
+
 CELL_BYTES: Final = 8
 """A cell id is an unsigned 64-bit number; big-endian bytes keep its order."""
-LEVEL_MOD: Final = 2
+LEVEL_MOD: Final = 1
 """Cells of documents have levels that are multiples of it, or are leaves (level 30)."""
+_MARGIN: Final = 8e-12
+"""In units of a face: five times the tolerance, and a 200th of a leaf."""
 
+_LARGE: Final = 150
+"""Positions."""
 
-def cells_of(geometry: Geometry, most: int = 8) -> tuple[int, ...]:
-    """The covering of a document: ids of disjoint cells, ascending, that hold every point of it.
-
-    Args:
-        most: how many cells at most; never fewer than the faces that the geometry touches (one in a plane,
-            up to six on the sphere), at most 6 where `most` is less.
-    """
-    raise NotImplementedError
+Square = tuple[int, int, int, int]
+"""(face, i, j, level)."""
 
 
 def point_cell(x: float, y: float, frame: Frame) -> int:
@@ -32,9 +55,218 @@ def point_cell(x: float, y: float, frame: Frame) -> int:
 
     Undefined for what `point` would refuse.
     """
-    raise NotImplementedError
+    return leaf_at(x, y) if frame == "geographic" else planar_leaf(x, y)
 
 
-def point_cells(xs: NDArray[np.float64], ys: NDArray[np.float64], frame: Frame) -> NDArray[np.uint64]:
+def point_cells(xs: Floats, ys: Floats, frame: Frame) -> NDArray[np.uint64]:
     """The same of many points; the same ids on every machine."""
-    raise NotImplementedError
+    return leaves_at(xs, ys) if frame == "geographic" else planar_leaves(xs, ys)
+
+
+def cells_of(geometry: Geometry, most: int = 8) -> tuple[int, ...]:
+    """The covering of a document: ids of disjoint cells, ascending, that hold every point of it.
+
+    Args:
+        most: how many cells at most, and 24 where it is less: a geometry that meets several faces may begin
+            with up to four on each.
+    """
+    if geometry.is_point:
+        return (point_cell(geometry.x, geometry.y, geometry.frame),)
+    drawing = geometry.drawing
+    # Preparing pays where there is much to be indexed; what others may be asking is not prepared.
+    large = len(drawing.at) > _LARGE
+    return tuple(covering(Outline(drawing.prepared() if large else drawing), most))
+
+
+class Covered(Protocol):
+    """What a covering is made of."""
+
+    def seeds(self) -> list[Square]:
+        """Cells that together hold all of it; levels are multiples of LEVEL_MOD."""
+        ...
+
+    def look(self, face: int, i: Places, j: Places, level: int) -> tuple[Mask, Mask]:
+        """(which cells touch it, which of them are inside)."""
+        ...
+
+
+def covering(what: Covered, most: int) -> list[int]:
+    """A covering of at most `most` cells (or as many as there are seeds): ids, ascending and disjoint."""
+    done: list[Square] = []
+    open_ = _touching(what, what.seeds(), done)
+    while open_:
+        level = min(square[3] for square in open_)
+        if level == LEAF:
+            break
+        wave = [square for square in open_ if square[3] == level]
+        open_ = [square for square in open_ if square[3] > level]
+        families = _families(what, wave, level)
+        families.sort(key=lambda family: len(family[1]) + len(family[2]))
+        left = len(families)
+        for square, split, within in families:
+            left -= 1
+            if len(done) + len(open_) + len(split) + len(within) + left <= most:
+                open_ += split
+                done += within
+            else:
+                done.append(square)
+    return sorted(map(cell_of, done + open_))
+
+
+def _families(
+    what: Covered, wave: list[Square], level: int
+) -> list[tuple[Square, list[Square], list[Square]]]:
+    """Cells of one level, and which of the smaller ones within each touch, and are to be split, or are
+    inside."""
+    import numpy as np
+
+    width = 1 << LEAF - level - LEVEL_MOD
+    steps = np.arange(0, width << LEVEL_MOD, width)
+    families = []
+    for face in {square[0] for square in wave}:
+        some = [square for square in wave if square[0] == face]
+        least = np.array(some)
+        i = np.add.outer(least[:, 1], np.repeat(steps, 1 << LEVEL_MOD)).ravel()
+        j = np.add.outer(least[:, 2], np.tile(steps, 1 << LEVEL_MOD)).ravel()
+        touches, inside = what.look(face, i, j, level + LEVEL_MOD)
+        found: list[tuple[list[Square], list[Square]]] = [([], []) for _ in some]
+        for at in np.flatnonzero(touches).tolist():
+            square = (face, int(i[at]), int(j[at]), level + LEVEL_MOD)
+            found[at >> 2 * LEVEL_MOD][bool(inside[at])].append(square)
+        families += [(square, *two) for square, two in zip(some, found, strict=True)]
+    return families
+
+
+def _touching(what: Covered, seeds: list[Square], done: list[Square]) -> list[Square]:
+    """Those of the seeds that are to be split; those inside are done."""
+    import numpy as np
+
+    found: list[Square] = []
+    for face, level in {(seed[0], seed[3]) for seed in seeds}:
+        some = [seed for seed in seeds if seed[0] == face and seed[3] == level]
+        at = np.array(some)
+        touches, inside = what.look(face, at[:, 1], at[:, 2], level)
+        done += [seed for seed, one in zip(some, inside.tolist(), strict=True) if one]
+        found += [seed for seed, one in zip(some, (touches & ~inside).tolist(), strict=True) if one]
+    return found
+
+
+def cell_of(square: Square) -> int:
+    """The id of a cell."""
+    face, i, j, level = square
+    return parent_of(leaf_of(face, i, j), level)
+
+
+class Outline:
+    """A drawing, to be covered as it is."""
+
+    def __init__(self, drawing: Drawing) -> None:
+        import shapely
+
+        self.drawing = drawing
+        self.shapes = shapes_of(drawing)
+        self.flat = {face: shapely.get_dimensions(shape) == 2 for face, shape in self.shapes.items()}
+
+    def seeds(self) -> list[Square]:
+        found: list[Square] = []
+        for face, shape in self.shapes.items():
+            left, low, right, high = shape.bounds
+            if self.drawing.geographic:
+                at = face_places(left - _MARGIN, right + _MARGIN), face_places(low - _MARGIN, high + _MARGIN)
+            else:
+                at = (place_of(left), place_of(right)), (place_of(low), place_of(high))
+            found += _around(face, at[0], at[1])
+        return found
+
+    def look(self, face: int, i: Places, j: Places, level: int) -> tuple[Mask, Mask]:
+        import numpy as np
+        import shapely
+
+        shape = self.shapes[face]
+        boxes = shapely.box(*rectangles(self.drawing, shape, i, j, level))
+        touches = np.asarray(shapely.intersects(shape, boxes))
+        inside = np.zeros(len(touches), bool)
+        if self.flat[face]:
+            inside[touches] = shapely.covers(shape, boxes[touches])
+        return touches, inside
+
+
+def shapes_of(drawing: Drawing) -> dict[int, Shape]:
+    """Face -> what of a drawing is on its square, and maybe more."""
+    from keytide.geometry.charts import BORDER, FACES, PLANE, face_of
+
+    if not drawing.geographic:
+        return {PLANE: drawing.on(PLANE)}
+    found = {}
+    first = int(face_of(drawing.vector[:1])[0])
+    for face in (first, *(face for face in FACES if face != first)):
+        shape = drawing.on(face) if face in drawing.whole else drawing.piece(face)
+        if shape is None:
+            continue
+        left, low, right, high = shape.bounds
+        if left > BORDER or low > BORDER or right < -BORDER or high < -BORDER:
+            continue
+        found[face] = shape
+        if face in drawing.whole and max(-left, -low, right, high) < 2 - BORDER:
+            break
+    return found
+
+
+def rectangles(
+    drawing: Drawing, shape: Shape, i: Places, j: Places, level: int, beyond: float = 0.0
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """(left, low, right, high) of cells on the chart of a shape, and a margin."""
+    import numpy as np
+
+    width = 1 << LEAF - level
+    if drawing.geographic:
+        u = face_coordinates(np.concatenate((i, j, i + width, j + width))).reshape(4, -1)
+        return u[0] - _MARGIN, u[1] - _MARGIN, u[2] + _MARGIN, u[3] + _MARGIN
+    # GEOS need not see the ends of the world: somewhat more than the shape will do.
+    left, low, right, high = shape.bounds
+    around = (
+        2 * beyond
+        + max(right - left, high - low)
+        + max(abs(left), abs(low), abs(right), abs(high)) * 1e-9
+        + 1e-300
+    )
+    bounds = (
+        (lowest_of(i), left, right),
+        (lowest_of(j), low, high),
+        (lowest_of(i + width), left, right),
+        (lowest_of(j + width), low, high),
+    )
+    a, b, c, d = (np.clip(at, least - around, most + around) for at, least, most in bounds)
+    return a, b, c, d
+
+
+def face_coordinates(places: Places) -> Floats:
+    """u (or v) of i (or j), 0..2^30."""
+    import numpy as np
+
+    s = places / SIDE
+    upper = s >= 0.5
+    s = np.where(upper, s, 1 - s)
+    u = (4 * s * s - 1) / 3
+    return np.where(upper, u, -u)
+
+
+def face_places(low: float, high: float) -> tuple[int, int]:
+    """i (or j) of two coordinates u (or v), within the face."""
+    low, high = (
+        0.5 * (1 + 3 * u) ** 0.5 if u >= 0 else 1 - 0.5 * (1 - 3 * u) ** 0.5
+        for u in (max(-1.0, min(1.0, low)), max(-1.0, min(1.0, high)))
+    )
+    return max(0, int(low * SIDE) - 1), min(SIDE - 1, int(high * SIDE) + 1)
+
+
+def _around(face: int, i: tuple[int, int], j: tuple[int, int]) -> list[Square]:
+    """At most four cells that hold a rectangle."""
+    size = max(i[1] - i[0], j[1] - j[0]) + 1
+    level = max(0, LEAF - (size - 1).bit_length()) // LEVEL_MOD * LEVEL_MOD
+    shift = LEAF - level
+    return [
+        (face, a << shift, b << shift, level)
+        for a in range(i[0] >> shift, (i[1] >> shift) + 1)
+        for b in range(j[0] >> shift, (j[1] >> shift) + 1)
+    ]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import math
+from typing import TYPE_CHECKING, Final, final
 
+from keytide.geometry.distance import geodesics, nearest_places, same_frame
+from keytide.geometry.geojson import NotAGeometryError, Relation
 from keytide.geometry.shapes import Geometry
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Relation = Literal["intersects", "within", "contains", "dwithin"]
-"""What a document is to the shape: it meets it, lies within it, contains it, is within `metres` of it."""
+    from keytide.geometry.drawing import Drawing
+
+    Floats = NDArray[np.float64]
+    Mask = NDArray[np.bool_]
 
 
+@final
 class Region:
     """A query's shape, prepared: DOCUMENT <relation> SHAPE.
 
@@ -23,17 +29,32 @@ class Region:
         relation: what documents must be to the shape.
         shape: what they are held against.
         metres: for dwithin, the distance at most, at least 0; units of the plane in a planar frame.
+
+    Raises:
+        NotAGeometryError: `metres` is negative or no finite number.
     """
 
     def __init__(self, relation: Relation, shape: Geometry, metres: float = 0.0) -> None:
-        self.relation = relation
-        self.shape = shape
-        self.metres = metres
+        if not 0 <= metres < math.inf:
+            raise NotAGeometryError(f"a distance is a number at least 0, not {metres}")
+        self.relation: Final[Relation] = relation
+        self.shape: Final = shape
+        self.metres: Final = metres
+        self._drawing: Drawing | None = None
+
+    @property
+    def drawing(self) -> Drawing:
+        """The shape's own drawing, prepared; for this package."""
+        if self._drawing is None:
+            self._drawing = self.shape.drawing.prepared()
+        return self._drawing
 
     def spans(self, most: int = 32) -> list[tuple[int, int]]:
-        """Inclusive ranges of cell ids, disjoint and ascending, never more than `most`: every document that
-        `test` takes has one of its `cells_of` in one of them."""
-        raise NotImplementedError
+        """Inclusive ranges of cell ids, disjoint and ascending, never more than `most` (at least 1): every
+        document that `test` takes has one of its `cells_of` in one of them."""
+        from keytide.geometry.spans import spans_of
+
+        return spans_of(self.relation, self.shape, self.drawing, self.metres, most)
 
     def test(self, geometry: Geometry) -> bool:
         """Whether a document's geometry has the relation.
@@ -41,8 +62,139 @@ class Region:
         Raises:
             NotAGeometryError: it is of the other frame.
         """
-        raise NotImplementedError
+        if same_frame(self.shape, geometry):
+            return self._test_geographic(geometry)
+        if geometry.is_point:
+            return self._test_one(geometry)
+        return self._test_planar(geometry)
 
-    def test_points(self, xs: NDArray[np.float64], ys: NDArray[np.float64]) -> NDArray[np.bool_]:
+    def _test_one(self, geometry: Geometry) -> bool:
+        import numpy as np
+
+        return bool(
+            self.test_points(np.array([geometry.x], np.float64), np.array([geometry.y], np.float64))[0]
+        )
+
+    def _test_planar(self, geometry: Geometry) -> bool:
+        import shapely
+
+        from keytide.geometry.charts import PLANE
+
+        shape, other = self.drawing.on(PLANE), geometry.drawing.on(PLANE)
+        match self.relation:
+            case "intersects":
+                return bool(shapely.intersects(shape, other))
+            case "within":
+                return bool(shapely.contains(shape, other))
+            case "contains":
+                return bool(shapely.within(shape, other))
+            case "dwithin":
+                return bool(shapely.dwithin(shape, other, self.metres))
+
+    def _test_geographic(self, geometry: Geometry) -> bool:
+        if geometry.is_point and self.relation != "contains":
+            return self._test_one(geometry)
+        from keytide.geometry.meeting import cover, meet
+
+        match self.relation:
+            case "intersects":
+                return meet(self.drawing, geometry.drawing)
+            case "within":
+                return cover(self.drawing, geometry.drawing)
+            case "contains":
+                return cover(geometry.drawing, self.drawing)
+            case "dwithin":
+                return self._is_near(geometry.drawing)
+
+    def _is_near(self, drawing: Drawing) -> bool:
+        from keytide.geometry.drawing import cap
+        from keytide.geometry.meeting import meet
+        from keytide.geometry.sphere import EARTH_RADIUS, SPHEROID_SLACK
+
+        (middle, radius), (other, width) = cap(self.drawing.vector), cap(drawing.vector)
+        apart = 2 * math.asin(min(1.0, math.dist(middle, other) / 2)) - radius - width
+        if apart * EARTH_RADIUS * (1 - SPHEROID_SLACK) > self.metres and max(radius, width) < 1.5:
+            return False
+        if meet(self.drawing, drawing):
+            return True
+        return bool(geodesics(*nearest_places(self.drawing, drawing))[0] <= self.metres)
+
+    def test_points(self, xs: Floats, ys: Floats) -> Mask:
         """The same of many points, in range: as `test` would say of each."""
-        raise NotImplementedError
+        import numpy as np
+
+        if not len(xs):
+            return np.zeros(0, bool)
+        if self.shape.frame == "planar":
+            return self._planar_points(xs, ys)
+        from keytide.geometry.meeting import hold
+        from keytide.geometry.sphere import vectors
+
+        at = np.stack((xs, ys), axis=1)
+        vector = vectors(at)
+        match self.relation:
+            case "intersects" | "within":
+                return hold(self.drawing, vector)
+            case "contains":
+                return self._same_places(vector)
+            case "dwithin":
+                return self._near_points(at, vector)
+
+    def _planar_points(self, xs: Floats, ys: Floats) -> Mask:
+        import numpy as np
+        import shapely
+
+        from keytide.geometry.charts import PLANE
+
+        shape = self.drawing.on(PLANE)
+        match self.relation:
+            case "intersects":
+                return np.asarray(shapely.intersects_xy(shape, xs, ys))
+            case "within":
+                return np.asarray(shapely.contains_xy(shape, xs, ys))
+            case "contains":
+                # Within a point is nothing but that point.
+                at = self.drawing.at
+                same: Mask = (xs == at[0, 0]) & (ys == at[0, 1])
+                return same if (at == at[0]).all() else np.zeros(len(xs), bool)
+            case "dwithin":
+                return np.asarray(shapely.dwithin(shape, shapely.points(xs, ys), self.metres))
+
+    def _same_places(self, vector: Floats) -> Mask:
+        """Which positions are all that the shape is."""
+        import numpy as np
+
+        from keytide.geometry.meeting import TOLERANCE
+
+        found: Mask = np.ones(len(vector), bool)
+        if len(self.drawing.vector) > self.drawing.points and np.ptp(self.drawing.vector, axis=0).any():
+            return ~found
+        for place in self.drawing.vector:
+            found &= ((vector - place) ** 2).sum(axis=1) <= TOLERANCE**2
+            if not found.any():
+                break
+        return found
+
+    def _near_points(self, at: Floats, vector: Floats) -> Mask:
+        """On the sphere first: only near the limit does the spheroid decide."""
+        import numpy as np
+
+        from keytide.geometry.meeting import TOLERANCE, hold
+        from keytide.geometry.sphere import EARTH_RADIUS, SPHEROID_SLACK, chord2_of, degrees, nearest
+
+        near = chord2_of(self.metres * (1 - SPHEROID_SLACK) / EARTH_RADIUS)
+        far = chord2_of(self.metres * (1 + SPHEROID_SLACK) / EARTH_RADIUS + TOLERANCE)
+        found: Mask
+        if self.shape.is_point:
+            places = self.drawing.vector
+            chord2 = ((vector - places) ** 2).sum(axis=1)
+            found = chord2 < near
+        else:
+            found = hold(self.drawing, vector)
+            chord2, places = nearest(vector, self.drawing.vector, *self.drawing.edges())
+            found |= chord2 < near
+        open_ = np.flatnonzero(~found & (chord2 <= far))
+        if len(open_):
+            to = self.drawing.at if self.shape.is_point else degrees(places[open_])
+            found[open_] = geodesics(at[open_], to) <= self.metres
+        return found

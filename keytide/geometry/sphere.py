@@ -1,0 +1,167 @@
+"""Arithmetic on the unit sphere: positions as vectors, edges as arcs of great circles. Own code, on numpy.
+
+Positions are rows (x, y, z) of arrays; an edge is a pair of them less than 180 degrees apart, and the shorter arc
+between them. Distances are squared chords: they order points as angles do, and are exact for those that are near.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+EARTH_RADIUS: Final = 6_371_008.771_415
+"""Metres: the mean radius of WGS84, which PostGIS takes for its sphere as well."""
+SPHEROID_SLACK: Final = 0.007
+"""Geodesics on the spheroid are as long as arcs on the sphere, give or take this share: 0.9944 at the equator
+along a meridian, 1.0045 at the poles."""
+_POLE: Final = 90.0
+_ANTIMERIDIAN: Final = 180.0
+_MOST_PAIRS: Final = 100_000
+"""Pairs of points and edges that are looked at together: a few MB."""
+_MOST_COLUMNS: Final = 2_000
+
+
+def vectors(at: Floats) -> Floats:
+    """Unit vectors of positions (n, 2) in degrees. Poles and the antimeridian are one place, whatever is
+    written."""
+    radians = np.radians(at)
+    sines, cosines = np.sin(radians), np.cos(radians)
+    # Most documents are nowhere near; looking costs less than changing nothing.
+    east, north = np.abs(at).max(axis=0, initial=0.0).tolist()
+    if north == _POLE:
+        cosines[:, 1][np.abs(at[:, 1]) == _POLE] = 0.0
+    if east == _ANTIMERIDIAN:
+        sines[:, 0][np.abs(at[:, 0]) == _ANTIMERIDIAN] = 0.0
+    found = np.empty((len(at), 3))
+    np.multiply(cosines[:, 0], cosines[:, 1], out=found[:, 0])
+    np.multiply(sines[:, 0], cosines[:, 1], out=found[:, 1])
+    found[:, 2] = sines[:, 1]
+    return found
+
+
+def degrees(vector: Floats) -> Floats:
+    """Positions (n, 2) in degrees of vectors (n, 3) of any length."""
+    lon = np.arctan2(vector[:, 1], vector[:, 0])
+    lat = np.arctan2(vector[:, 2], np.hypot(vector[:, 0], vector[:, 1]))
+    found: Floats = np.degrees(np.stack((lon, lat), axis=1))
+    return found
+
+
+def angle_of(chord2: Floats) -> Floats:
+    """Angles, in radians, of squared chords."""
+    return 2 * np.arcsin(np.minimum(1.0, np.sqrt(chord2) / 2))
+
+
+def chord2_of(angle: float) -> float:
+    """The squared chord of an angle in radians, pi at most."""
+    return 4 * math.sin(min(angle, math.pi) / 2) ** 2
+
+
+def normals(start: Floats, end: Floats) -> Floats:
+    """Unit vectors left of edges (zero for an edge without length). (end - start) x (end + start) is twice
+    start x end, and exact where they are near (S2's RobustCrossProd)."""
+    cross = np.cross(start + end, end - start)
+    length = np.linalg.norm(cross, axis=1, keepdims=True)
+    found: Floats = np.divide(cross, length, out=np.zeros_like(cross), where=length > 0)
+    return found
+
+
+def nearest(points: Floats, vertices: Floats, start: Floats, end: Floats) -> tuple[Floats, Floats]:
+    """What of some vertices and edges is nearest to each point.
+
+    Returns:
+        (squared chords (n,), the nearest places (n, 3)).
+    """
+    best = np.full(len(points), np.inf)
+    place = np.zeros((len(points), 3))
+    normal = normals(start, end)
+    ahead, behind = np.cross(normal, start), np.cross(end, normal)
+    columns = max(1, min(_MOST_COLUMNS, max(len(vertices), len(start))))
+    rows = _MOST_PAIRS // columns
+    for top in range(0, len(points), rows):
+        some = slice(top, top + rows)
+        for left in range(0, len(vertices), columns):
+            _vertices_near(points[some], vertices[left : left + columns], best[some], place[some])
+        for left in range(0, len(start), columns):
+            few = slice(left, left + columns)
+            _edges_near(points[some], normal[few], ahead[few], behind[few], best[some], place[some])
+    return best, place
+
+
+def _vertices_near(points: Floats, vertices: Floats, best: Floats, place: Floats) -> None:
+    """Take note of vertices that are nearer than the best so far; in place."""
+    chord2 = np.zeros((len(points), len(vertices)))
+    for axis in range(3):
+        chord2 += (points[:, axis, None] - vertices[None, :, axis]) ** 2
+    at = chord2.argmin(axis=1)
+    found = chord2[np.arange(len(points)), at]
+    better = found < best
+    best[better] = found[better]
+    place[better] = vertices[at[better]]
+
+
+def _edges_near(
+    points: Floats, normal: Floats, ahead: Floats, behind: Floats, best: Floats, place: Floats
+) -> None:
+    """The same of the inner points of edges."""
+    sine, square = _beside(points, normal, ahead, behind)
+    at = square.argmin(axis=1)
+    row = np.arange(len(points))
+    found = _chord2(square[row, at])
+    better = found < best
+    best[better] = found[better]
+    foot = points - sine[row, at][:, None] * normal[at]
+    place[better] = foot[better]
+
+
+def nearest_of_edges(points: Floats, start: Floats, end: Floats) -> Floats:
+    """How near the nearest of some points is to each edge, where it is beside it: squared chords, infinite
+    where none is."""
+    normal = normals(start, end)
+    ahead, behind = np.cross(normal, start), np.cross(end, normal)
+    best = np.full(len(start), np.inf)
+    height = max(1, _MOST_PAIRS // len(start))
+    for top in range(0, len(points), height):
+        _, square = _beside(points[top : top + height], normal, ahead, behind)
+        best = np.minimum(best, _chord2(square.min(axis=0)))
+    return best
+
+
+def _beside(points: Floats, normal: Floats, ahead: Floats, behind: Floats) -> tuple[Floats, Floats]:
+    """Sines of points' distances to great circles, and their squares where a point is beside an edge: between
+    the planes that stand on its ends; infinite elsewhere. (points, edges) both."""
+    sine = points @ normal.T
+    beside = (points @ ahead.T > 0) & (points @ behind.T > 0)
+    return sine, np.where(beside, sine * sine, np.inf)
+
+
+def _chord2(square: Floats) -> Floats:
+    """Squared chords of squared sines, of angles up to 90 degrees."""
+    known = np.minimum(1.0, square)
+    return np.where(np.isfinite(square), 2 * known / (1 + np.sqrt(1 - known)), np.inf)
+
+
+def crossings(q: Floats, r: Floats, start: Floats, end: Floats) -> int:
+    """How many edges the arc from q to r crosses, none of them at an end of it."""
+    plane = np.cross(q, r)
+    from_side, to_side = start @ plane, end @ plane
+    cross = np.cross(start, end)
+    q_side, r_side = cross @ q, cross @ r
+    # They cross where each has its ends on both sides of the other, and on the same half of the sphere.
+    crossed = (from_side * to_side < 0) & (q_side * r_side < 0) & (from_side * q_side < 0)
+    return int(np.count_nonzero(crossed))
+
+
+def signed_area(ring: Floats) -> float:
+    """The area left of a closed ring (n, 3), first vertex not repeated: 0..4 pi. From how much it turns left:
+    2 pi less the sum of its turns (Gauss-Bonnet)."""
+    before, after = np.roll(ring, 1, axis=0), np.roll(ring, -1, axis=0)
+    come, go = normals(before, ring), normals(ring, after)
+    sine = np.einsum("ij,ij->i", np.cross(come, go), ring)
+    turns = np.arctan2(sine, np.einsum("ij,ij->i", come, go))
+    return float(2 * np.pi - turns.sum()) % (4 * math.pi)
