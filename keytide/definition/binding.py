@@ -54,8 +54,8 @@ from keytide.definition.expression import (
     identity,
 )
 from keytide.definition.index import IndexDefinition
-from keytide.definition.places import meaning
 from keytide.definition.render import render_expression
+from keytide.definition.spatial import meaning
 from keytide.errors import CallerError
 
 Key = Sequence[Value]

@@ -29,8 +29,8 @@ from keytide.definition.expression import (
     Predicate,
     Truth,
 )
-from keytide.definition.places.reading import PlaceReader
 from keytide.definition.semantics import LikePattern
+from keytide.definition.spatial.reading import PlaceReader
 from keytide.definition.values import COMPARISONS, Dialect, number
 
 Constants = Sequence[tuple[int, str]]

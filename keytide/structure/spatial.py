@@ -11,7 +11,7 @@ list of all.
 
 A condition is answered by the cells that a place which meets it can have: those within the covering of the
 condition's shape, and those around it. Which of the entries found there do meet it, the exact test says, a
-condition like any other (`keytide.definition.places`).
+condition like any other (`keytide.definition.spatial`).
 
 A document is given once, whatever the number of its cells: by the entry of the first of its cells that is
 read, which each entry knows from its list (`first_of_several`). Nothing is remembered while reading, so this

@@ -31,7 +31,7 @@ from keytide.collation import MISSING, encode_part, key_forms
 from keytide.collation.layout import INVERTED
 from keytide.definition import semantics
 from keytide.definition.index import IndexDefinition
-from keytide.definition.places import meaning
+from keytide.definition.spatial import meaning
 from keytide.model.entry import pack_keyed_value, pack_value
 from projector.core.outcomes import FAILURES, KeyTooLargeError, TooManyElementsError, explain
 from projector.core.writer import OPERATIONS, FunctionWriter

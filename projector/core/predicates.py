@@ -29,8 +29,8 @@ from keytide.definition.expression import (
     Relates,
     Truth,
 )
-from keytide.definition.places.meaning import relates
 from keytide.definition.semantics import Constants, LikePattern
+from keytide.definition.spatial.meaning import relates
 
 
 class PredicateWriter:

@@ -21,7 +21,7 @@ from keytide.definition.expression import (
     walk,
 )
 from keytide.definition.index import IndexDefinition
-from keytide.definition.places.meaning import distance_to
+from keytide.definition.spatial.meaning import distance_to
 from keytide.errors import invariant
 from keytide.structure.point_keys import encode_place
 from keytide.structure.spatial import partition_key_of

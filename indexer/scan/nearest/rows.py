@@ -15,7 +15,7 @@ from indexer.scan.local.tasks import Pace
 from indexer.scan.nearest.search import Nearest, Placed, nearest
 from indexer.scan.peer.messages import TIP, Entry
 from indexer.scan.plan.errors import UnknownIndexError
-from indexer.scan.plan.places import nearest_of
+from indexer.scan.plan.spatial import nearest_of
 from indexer.scan.plan.waiting import Gone
 from indexer.scan.request.request import Near, ScanRequest
 from indexer.scan.shape.rows import RowMaker, encode

@@ -29,7 +29,7 @@ from indexer.scan.peer.messages import Entry, OutOfTimeError
 from indexer.scan.plan.radii import MARGIN
 from keytide.collation import Span, encode_part, successor
 from keytide.definition.expression import DistanceTo, Relates
-from keytide.definition.places.meaning import region_of
+from keytide.definition.spatial.meaning import region_of
 from keytide.structure.spatial import PLANAR_SRID, intersected, spans_of
 
 Placed = tuple[bytes, bytes, Any]

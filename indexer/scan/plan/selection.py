@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from indexer.scan.plan.places import place_condition
+from indexer.scan.plan.spatial import place_condition
 from indexer.scan.plan.tokens import Saw, tip_of
 from indexer.scan.request.request import AtLeast, Moment, OffsetAndEpoch, Question, SpanRequest
 from keytide.catalog.history import History
@@ -23,7 +23,7 @@ from keytide.catalog.partitioning import Partitioning, slices_of_cells
 from keytide.collation import Span, encode_key, merge_spans
 from keytide.definition.expression import Expression, Predicate
 from keytide.definition.index import IndexDefinition
-from keytide.definition.places.meaning import region_of
+from keytide.definition.spatial.meaning import region_of
 from keytide.errors import CallerError, HistoryChangedError
 from keytide.model.timestamp import Timestamp
 from keytide.structure import NotOrderedError, Selected, Structure, WantedKeys, structure_of

@@ -51,9 +51,9 @@ from keytide.query.plan.estimate import estimated
 from keytide.query.plan.grouping import grouping, runs_backwards
 from keytide.query.plan.implication import implies
 from keytide.query.plan.intervals import MISSING_ONLY, touches
-from keytide.query.plan.places import is_measured, reading_of_places
 from keytide.query.plan.regions import region
 from keytide.query.plan.slices import slices_asked
+from keytide.query.plan.spatial import is_measured, reading_of_places
 
 _WITHOUT_ORDER: Final = 2
 """As much as entries cost more where an order is missed. Also the sizes of two indexes with the same entries

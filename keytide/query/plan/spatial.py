@@ -25,7 +25,7 @@ from keytide.definition.expression import (
     Relates,
     same,
 )
-from keytide.definition.places.meaning import region_of
+from keytide.definition.spatial.meaning import region_of
 from keytide.query.parse.normal import conjuncts
 from keytide.query.plan.boxes import IndexSpans
 from keytide.structure import Structure, WantedKeys

@@ -1,4 +1,4 @@
-"""What a request asks of places, as conditions (`keytide.definition.places`). Pure."""
+"""What a request asks of places, as conditions (`keytide.definition.spatial`). Pure."""
 
 from __future__ import annotations
 
