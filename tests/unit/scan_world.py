@@ -528,16 +528,19 @@ def sliced(definition: IndexDefinition, documents: Iterable[Doc]) -> list[list[t
     slices: list[list[tuple[bytes, bytes]]] = [[] for _ in range(definition.slices)]
     for document in documents:
         key = encode_key(document.key, definition.descending)
-        ((stored, value),) = as_stored(definition, [(key, key_forms(document.key), document.include)])
-        slices[slice_of(definition, document)].append((stored + document.id.encode(), value))
+        for stored, value in as_stored(definition, [(key, key_forms(document.key), document.include)]):
+            slices[slice_of(definition, document, stored)].append((stored + document.id.encode(), value))
     return slices
 
 
-def slice_of(definition: IndexDefinition, document: Doc) -> int:
+def slice_of(definition: IndexDefinition, document: Doc, stored: bytes = b"") -> int:
     """The slice that an entry goes to."""
     part = definition.partition_part
     spread = definition.spread or (1,) * definition.slices
-    if definition.partition_kind == "range":
+    if definition.partitioned_by_cell:
+        cell = encode_part(int.from_bytes(stored, "big"))
+        at = sum(cell >= split for split in definition.encoded_splits)
+    elif definition.partition_kind == "range":
         value = document.id if part is None else document.key[part]
         at = sum(encode_part(value) >= split for split in definition.encoded_splits)
     else:

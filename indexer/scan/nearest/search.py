@@ -41,6 +41,8 @@ FARTHEST: Final = 20_100_000.0
 WIDEST: Final = 1e15
 """Units of a plane: beyond, all of it is read."""
 _GROWTH: Final = 8.0
+MOST_NARROWED: Final = 8
+"""Times that a narrower one is tried: what is still too much lies in one place."""
 _NARROWEST: Final = 1.1
 """Between a radius with too few and one with too many: what is left is read."""
 
@@ -77,16 +79,16 @@ async def nearest(
     result = Nearest()
     search = _Search(target, shared, to, max(ROW_LIMIT, 8 * wanted), result, list(target.spans))
     whole = WIDEST if to.place.srid == PLANAR_SRID else FARTHEST
-    low, high = 0.0, math.inf  # radii with too few, and with too many
+    low, high, narrowed = 0.0, math.inf, 0  # radii with too few, and with too many
     radius = min(shared.radii.first(target.index, wanted), whole)
     while True:
         result.searches += 1
         spans = search.around(radius)
         is_last = radius >= whole or spans == search.spans
-        narrow = low > 0.0 and high / low < _NARROWEST
+        narrow = narrowed >= MOST_NARROWED or (low > 0.0 and high / low < _NARROWEST)
         entries = await search.read(search.spans if is_last else spans, every=is_last or narrow)
         if entries is None:
-            high = radius
+            high, narrowed = radius, narrowed + 1
             radius = math.sqrt(low * high) if low else radius / _GROWTH
             continue
         placed = await shared.local.threads.run(place, entries, shared.local.threads.pace)
