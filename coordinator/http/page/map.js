@@ -2,7 +2,7 @@
 // index's places. Longitude and latitude go to the right and upwards, as they are (plate carrée); a plane has its own bounds.
 "use strict";
 
-const MAP = { width: 720, height: 360, dot: 2.2, box: 8, margin: 0.08, lines: 8 };
+const MAP = { width: 720, height: 360, dot: 3, box: 8, margin: 0.08, lines: 8 };
 const SVG = "http://www.w3.org/2000/svg";
 const GLOBE = [-180, -90, 180, 90];
 const LEAST_DEGREES = 4;  // of longitude, that a map of the globe shows: a single place has surroundings
@@ -62,7 +62,7 @@ function graticule([west, south, east, north], at, planar) {
   for (let n = Math.ceil(south / step); n * step <= north && lines.childElementCount < 99; n += 1) {
     const [, y] = at(west, n * step);
     lines.append(draw("path", { d: `M0 ${y}H${MAP.width}` }));
-    if (y > 14 && y < MAP.height - 20) labels.append(draw("text", { x: 4, y: y - 3 }, labelOf(n * step, "y", planar)));
+    if (y > 20 && y < MAP.height - 24) labels.append(draw("text", { x: 4, y: y - 3 }, labelOf(n * step, "y", planar)));
   }
   return [lines, labels];
 }

@@ -123,7 +123,7 @@ function healthPart({ health }) {
 function partitions(index) {
   const each = index.partition_slices || Array(index.slices).fill(1);
   const alike = new Set(each).size === 1;
-  const of = alike && each[0] === 1 ? "a slice each" : `${alike ? each[0] : each.join(", ")} slices${alike ? " each" : ""}`;
+  const of = !alike ? `of ${each.join(", ")} slices` : each[0] === 1 ? "a slice each" : `${each[0]} slices each`;
   return `${each.length} ${each.length === 1 ? "partition" : "partitions"} by ${index.partition_by}, ${of}`;
 }
 
@@ -250,7 +250,7 @@ async function askPlaces(indexes) {
     samples[next.name] = { places, asked: now };
   } catch (error) {
     if (error instanceof NeedsToken) throw error;
-    samples[next.name] = { problem: error.message, asked: now };
+    samples[next.name] = { problem: error.detail || error.message, asked: now };
   }
 }
 
@@ -312,7 +312,10 @@ async function ask(path) {
   const token = sessionStorage.getItem("token");
   const answer = await fetch(`v1/${path}`, { headers: token ? { Authorization: `Bearer ${token}` } : {}, cache: "no-store" });
   if (answer.status === 401 || answer.status === 403) throw new NeedsToken();
-  if (!answer.ok && !(path === "health" && answer.status === 503)) throw new Error(`the coordinator answered ${answer.status} to /v1/${path}`);
+  if (!answer.ok && !(path === "health" && answer.status === 503)) {
+    const { detail } = await answer.json().catch(() => ({}));
+    throw Object.assign(new Error(`the coordinator answered ${answer.status} to /v1/${path}`), { detail });
+  }
   return answer.json();
 }
 
