@@ -1,4 +1,4 @@
-"""Pages of the skip ledger and of violations, what is written, and samples of places, of the slices on this
+"""Pages of the skip ledger and of violations, what is written, and samples for maps, of the slices on this
 node (`keytide.wire.index_lists`)."""
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from indexer.serve.place_samples import sampled
+from indexer.serve.map_samples import sampled
 from indexer.view import NodeView, ReadableSnapshot, StoreDamagedError
 from keytide.errors import RetryableError
 from keytide.wire.index_lists import (
     LARGEST_PAGE,
     REASONS_LIMIT,
+    BoundingBox,
     ListAsk,
     ListPage,
-    PlaceBounds,
     SkippedLine,
     WrittenSlice,
 )
@@ -39,8 +39,8 @@ def page(view: NodeView, ask: ListAsk) -> ListPage:
         return ListPage(violations=found[:limit], more=len(found) > limit)
     if ask.what == "load":
         return ListPage(written=[_written(view, ask.index, number) for number in ask.slices])
-    if ask.what == "places":
-        return ListPage(places=_places(view, ask, limit))
+    if ask.what == "map":
+        return ListPage(boxes=_boxes(view, ask, limit))
     lines: list[SkippedLine] = []
     reasons: Counter[str] = Counter()
     counted_all = True
@@ -73,11 +73,11 @@ def _tip(view: NodeView, index: str, number: int) -> Iterator[ReadableSnapshot]:
         snapshot.release()
 
 
-def _places(view: NodeView, ask: ListAsk, limit: int) -> list[PlaceBounds]:
+def _boxes(view: NodeView, ask: ListAsk, limit: int) -> list[BoundingBox]:
     record = view.catalog().index(ask.index)
     if record is None:
         raise _not_here(view, ask.index, ask.slices[0] if ask.slices else 0)
-    found: dict[PlaceBounds, None] = {}
+    found: dict[BoundingBox, None] = {}
     for number in ask.slices:
         with _tip(view, ask.index, number) as snapshot:
             found |= dict.fromkeys(sampled(snapshot, record.definition, -(-limit // len(ask.slices))))

@@ -1,5 +1,5 @@
 """What the coordinator asks nodes for when somebody reads a list of an index: lines of its skip ledger, its
-violations, what is written to its slices, or a sample of its places. Bodies are MessagePack, on one internal
+violations, what is written to its slices, or a sample of its geometries. Bodies are MessagePack, on one internal
 route of every node. Pure.
 
 Lists are read page by page, in an order that does not depend on where slices lie: the skip ledger by
@@ -37,7 +37,7 @@ class ListAsk(msgspec.Struct, frozen=True):
         reasons: count lines by reason, too.
     """
 
-    what: Literal["skipped", "violations", "load", "places"]
+    what: Literal["skipped", "violations", "load", "map"]
     index: str
     slices: list[_Count]
     limit: _Count
@@ -84,8 +84,8 @@ class WrittenSlice(msgspec.Struct, frozen=True):
     listed: tuple[bytes, ...] = ()
 
 
-PlaceBounds = tuple[float, float, float, float]
-"""(west, south, east, north) of a place; west > east where it crosses the antimeridian."""
+BoundingBox = tuple[float, float, float, float]
+"""(west, south, east, north) of a geometry; west > east where it crosses the antimeridian."""
 
 
 class ListPage(msgspec.Struct, frozen=True):
@@ -98,7 +98,7 @@ class ListPage(msgspec.Struct, frozen=True):
         reasons: reason -> lines.
         counted_all: `reasons` are of all lines.
         written: of each slice that was asked for.
-        places: some of a spatial index, each once, spread over where they are.
+        boxes: of some geometries of a spatial index, each once, spread over where there are any.
     """
 
     lines: list[SkippedLine] = []
@@ -107,7 +107,7 @@ class ListPage(msgspec.Struct, frozen=True):
     reasons: dict[str, int] = {}
     counted_all: bool = True
     written: list[WrittenSlice] = []
-    places: list[PlaceBounds] = []
+    boxes: list[BoundingBox] = []
 
 
 ask_decoder: Final = msgspec.msgpack.Decoder(ListAsk)

@@ -40,7 +40,7 @@ from keytide.model.protocol import SPOKEN
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings, load_settings
-from keytide.wire.index_lists import LISTS_PATH, ListPage, PlaceBounds, ask_decoder, encoder
+from keytide.wire.index_lists import LISTS_PATH, BoundingBox, ListPage, ask_decoder, encoder
 from keytide.wire.messages import (
     Acknowledged,
     Activated,
@@ -85,7 +85,7 @@ class Scene:
         self.running: dict[str, int] = {}
         self.node_url = ""
         """Where all nodes are, when somebody answers for them."""
-        self.places: dict[str, list[PlaceBounds]] = {}
+        self.boxes: dict[str, list[BoundingBox]] = {}
         """By index what its nodes give as a sample."""
         catalog = Catalog()
         catalog.put("term", TermRecord(self.term, "scene", self.started_at))
@@ -265,9 +265,8 @@ def busy_day(**settings: Any) -> Scene:
     return scene
 
 
-def day_of_places() -> Scene:
-    """An index of places on the globe, one of places in a plane, and one of no places; all READY, on two
-    nodes."""
+def day_of_maps() -> Scene:
+    """An index of geometries on the globe, one of those in a plane, and a btree; all READY, on two nodes."""
     scene = Scene()
     for node in NODES:
         scene.beat(0, -1, (node,))
@@ -300,8 +299,8 @@ def served(scene: Scene) -> Iterator[str]:
 
 @contextmanager
 def _nodes(scene: Scene) -> Iterator[None]:
-    """Who answers for the nodes, if any place is to be given."""
-    if not scene.places:
+    """Who answers for the nodes, if any box is to be given."""
+    if not scene.boxes:
         yield
         return
     listener, app = socket.create_server(("127.0.0.1", 0)), FastAPI()
@@ -310,7 +309,7 @@ def _nodes(scene: Scene) -> Iterator[None]:
     async def lists(request: Request) -> Response:
         ask = ask_decoder.decode(await request.body())
         name = next(one.name for one in scene.leader.dictionary.catalog.listed() if one.id == ask.index)
-        return Response(encoder.encode(ListPage(places=scene.places.get(name, [])[: ask.limit])))
+        return Response(encoder.encode(ListPage(boxes=scene.boxes.get(name, [])[: ask.limit])))
 
     scene.node_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with _running(app, listener):

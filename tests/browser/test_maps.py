@@ -8,7 +8,7 @@ import re
 import httpx
 import pytest
 
-from tests.browser.scene import Scene, day_of_places, served
+from tests.browser.scene import Scene, day_of_maps, served
 from tests.browser.test_page import LIMIT_S, chromium, load, text_of
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(2 * LIMIT_S)]
@@ -19,8 +19,8 @@ WIDTH, HEIGHT = 720, 360
 
 @pytest.fixture(scope="module")
 def scene() -> Scene:
-    made = day_of_places()
-    made.places = {
+    made = day_of_maps()
+    made.boxes = {
         "by_place": [(*at, *at) for at in (BONN, AUCKLAND, QUITO)] + [(10, 40, 60, 60), (170, 0, -170, 5)],
         "by_seat": [(100.0, 20.0, 100.0, 20.0), (101.5, 20.5, 101.5, 20.5), (100.2, 20.1, 100.9, 20.4)],
     }
@@ -42,7 +42,7 @@ def dots(figure: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in found]
 
 
-def test_places_are_where_they_are_on_the_globe(maps: dict[str, str]) -> None:
+def test_geometries_are_where_they_are_on_the_globe(maps: dict[str, str]) -> None:
     """All around the globe: two pixels are a degree."""
     found = dots(maps["by_place"])
     expected = [((lon + 180) * 2, (90 - lat) * 2) for lon, lat in (BONN, AUCKLAND, QUITO, (180, 2.5))]
@@ -57,9 +57,9 @@ def test_places_are_where_they_are_on_the_globe(maps: dict[str, str]) -> None:
 
 def test_it_is_said_in_words(maps: dict[str, str]) -> None:
     words = text_of(maps["by_place"])
-    assert "5 places of by_place, between 180° W and 180° E, 90° S and 90° N" in words
-    assert "a place; 5 are shown, of" in words
-    assert "how far a line or an area reaches" in words
+    assert "5 geometries of by_place, between 180° W and 180° E, 90° S and 90° N" in words
+    assert "a geometry; 5 are shown, of" in words
+    assert "the bounding box of a line or an area" in words
     assert "longitude and latitude (srid 4326); land: Natural Earth" in words
     assert {"60° W", "0°", "120° E", "60° N"} <= set(re.findall(r"<text[^>]*>([^<]*)", maps["by_place"]))
     assert 'role="img" aria-labelledby="map-by_place"' in maps["by_place"]
@@ -99,7 +99,7 @@ def test_scripts_and_outline_are_the_coordinators_own(scene: Scene) -> None:
 def test_a_node_that_cannot_be_asked_costs_its_map_only(
     chromium: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    made = day_of_places()
+    made = day_of_maps()
     with served(made) as url:
         drawn = load(chromium, tmp_path_factory.mktemp("nomap"), url + "/", "There is no map")
     words = text_of(drawn)
@@ -112,10 +112,10 @@ def test_a_node_that_cannot_be_asked_costs_its_map_only(
 def test_an_index_with_nothing_in_it_has_an_empty_map(
     chromium: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    made = day_of_places()
-    made.places = {"by_place": [], "by_seat": []}
+    made = day_of_maps()
+    made.boxes = {"by_place": [], "by_seat": []}
     with served(made) as url:
-        drawn = load(chromium, tmp_path_factory.mktemp("empty"), url + "/", "There are no places in it yet.")
+        drawn = load(chromium, tmp_path_factory.mktemp("empty"), url + "/", "There is nothing in it yet.")
     assert "<circle" not in drawn
 
 

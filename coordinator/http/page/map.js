@@ -1,11 +1,11 @@
-// Maps of spatial indexes, as SVG: a graticule, on the globe a coarse outline of the land (`land.js`), and a sample of the
-// index's places. Longitude and latitude go to the right and upwards, as they are (plate carrée); a plane has its own bounds.
+// Maps of spatial indexes, as SVG: a graticule, on the globe a coarse outline of the land (`land.js`), and bounding boxes of
+// some of the index's geometries. Longitude and latitude go to the right and upwards, as they are (plate carrée); a plane has its own bounds.
 "use strict";
 
 const MAP = { width: 720, height: 360, dot: 3, box: 8, margin: 0.08, lines: 8 };
 const SVG = "http://www.w3.org/2000/svg";
 const GLOBE = [-180, -90, 180, 90];
-const LEAST_DEGREES = 4;  // of longitude, that a map of the globe shows: a single place has surroundings
+const LEAST_DEGREES = 4;  // of longitude, that a map of the globe shows: a single point has surroundings
 
 function draw(tag, attributes = {}, ...children) {
   const element = document.createElementNS(SVG, tag);
@@ -14,10 +14,10 @@ function draw(tag, attributes = {}, ...children) {
   return element;
 }
 
-// What a map shows: [west, south, east, north] around the places, with a margin, of the map's form.
-function windowOf(places, planar) {
-  let [west, south, east, north] = planar ? places[0] : [180, 90, -180, -90];
-  for (const [left, low, right, high] of places) {
+// What a map shows: [west, south, east, north] around the boxes, with a margin, of the map's form.
+function windowOf(boxes, planar) {
+  let [west, south, east, north] = planar ? boxes[0] : [180, 90, -180, -90];
+  for (const [left, low, right, high] of boxes) {
     const across = !planar && left > right;  // the antimeridian: all of it is shown
     west = Math.min(west, across ? -180 : left);
     east = Math.max(east, across ? 180 : right);
@@ -73,11 +73,11 @@ function outline([west, , east, north]) {
   return draw("path", { class: "land", d: LAND, transform: moved });
 }
 
-// Whether any place is drawn as a box (a line or an area that is more than a dot), and the drawings.
-function marks(places, at, planar) {
-  const group = draw("g", { class: "places" });
-  let boxes = 0;
-  for (const [west, south, east, north] of places) {
+// How many are drawn as a box (a line or an area that is more than a dot), and the drawings.
+function marks(boxes, at, planar) {
+  const group = draw("g", { class: "geometries" });
+  let wide = 0;
+  for (const [west, south, east, north] of boxes) {
     const across = !planar && west > east;
     const middle = across ? (west + east + 360) / 2 : west / 2 + east / 2;
     const [x, y] = at(middle > 180 && !planar ? middle - 360 : middle, south / 2 + north / 2);
@@ -85,38 +85,38 @@ function marks(places, at, planar) {
     const [right, bottom] = at(east, south);
     if (!across && Math.max(right - left, bottom - top) > MAP.box) {
       group.append(draw("rect", { x: left, y: top, width: Math.max(right - left, 1), height: Math.max(bottom - top, 1) }));
-      boxes += 1;
+      wide += 1;
     } else {
       group.append(draw("circle", { cx: x, cy: y, r: MAP.dot }));
     }
   }
-  return [group, boxes];
+  return [group, wide];
 }
 
 function swatch(mark) {
-  return draw("svg", { class: "swatch", viewBox: "0 0 14 14", "aria-hidden": "true" }, draw("g", { class: "places" }, mark));
+  return draw("svg", { class: "swatch", viewBox: "0 0 14 14", "aria-hidden": "true" }, draw("g", { class: "geometries" }, mark));
 }
 
-// The map of an index: {name, srid, entries, places}, each place [west, south, east, north].
-function mapOf({ name, srid, entries, places }) {
+// The map of an index: {name, srid, entries, boxes}, each box [west, south, east, north].
+function mapOf({ name, srid, entries, boxes }) {
   const planar = srid === 0;
   const title = make("h3", {}, name);
-  const [west, south, east, north] = places.length ? windowOf(places, planar) : GLOBE;
+  const [west, south, east, north] = boxes.length ? windowOf(boxes, planar) : GLOBE;
   const scale = MAP.width / (east - west);
-  if (!places.length || !Number.isFinite(scale) || scale === 0) {
+  if (!boxes.length || !Number.isFinite(scale) || scale === 0) {
     return make("figure", { class: "map card" }, title,
-      make("p", { class: "empty" }, places.length ? "Its places are too far apart to be drawn." : "There are no places in it yet."));
+      make("p", { class: "empty" }, boxes.length ? "What it holds is too far apart to be drawn." : "There is nothing in it yet."));
   }
   const at = (x, y) => [(x - west) * scale, (north - y) * scale];
   const [lines, labels] = graticule([west, south, east, north], at, planar);
-  const [dots, boxes] = marks(places, at, planar);
-  const told = `${number(places.length)} places of ${name}, between ${labelOf(west, "x", planar)} and ${labelOf(east, "x", planar)}, `
+  const [dots, wide] = marks(boxes, at, planar);
+  const told = `${number(boxes.length)} geometries of ${name}, between ${labelOf(west, "x", planar)} and ${labelOf(east, "x", planar)}, `
     + `${labelOf(south, "y", planar)} and ${labelOf(north, "y", planar)}`;
   const id = `map-${name}`;
   const drawing = draw("svg", { viewBox: `0 0 ${MAP.width} ${MAP.height}`, role: "img", "aria-labelledby": id },
     draw("title", { id }, told), ...(planar ? [] : [outline([west, south, east, north])]), lines, dots, labels);
-  const legend = [swatch(draw("circle", { cx: 7, cy: 7, r: 3.5 })), ` a place; ${number(places.length)} are shown, of ${number(entries)} entries`];
-  if (boxes) legend.push(swatch(draw("rect", { x: 2, y: 3, width: 10, height: 8 })), " how far a line or an area reaches");
+  const legend = [swatch(draw("circle", { cx: 7, cy: 7, r: 3.5 })), ` a geometry; ${number(boxes.length)} are shown, of ${number(entries)} entries`];
+  if (wide) legend.push(swatch(draw("rect", { x: 2, y: 3, width: 10, height: 8 })), " the bounding box of a line or an area");
   const system = planar ? "a plane (srid 0)" : `longitude and latitude (srid ${srid}); land: Natural Earth`;
   return make("figure", { class: "map card" }, title, drawing, make("figcaption", {}, ...legend, make("span", { class: "sub" }, system)));
 }

@@ -13,7 +13,7 @@ const HEALTH = { ok: ["all is well", "good"], degraded: ["degraded", "warn"], fa
 const FINISHED = ["READY", "FAILED", "CANCELLED"];
 const shown = {};          // section -> what it shows, as JSON: a section that has not changed is left alone
 const staleness = {};      // keyspace -> last values, for its line
-const samples = {};        // spatial index -> its places, or why there are none, and when that was asked for
+const samples = {};        // spatial index -> a sample of it, or why there is none, and when that was asked for
 let events = [], eventsTerm = 0;
 
 // --- small builders: text only ever goes in as text --------------------------------------------------------------------
@@ -232,22 +232,22 @@ function mapsPart({ indexes }) {
   const spatial = indexes.filter((one) => one.structure === "spatial" && one.state === "READY");
   const facts = spatial.slice(0, MAPS).map((one) => ({ name: one.name, srid: one.srid, entries: one.entries, ...samples[one.name] }));
   document.getElementById("maps-part").hidden = !spatial.length;
-  show("maps", [facts.map(({ name, places, problem }) => [name, places, problem]), spatial.length], () => [
-    ...facts.map((one) => (one.places ? mapOf(one) : make("figure", { class: "map card" }, make("h3", {}, one.name),
+  show("maps", [facts.map(({ name, boxes, problem }) => [name, boxes, problem]), spatial.length], () => [
+    ...facts.map((one) => (one.boxes ? mapOf(one) : make("figure", { class: "map card" }, make("h3", {}, one.name),
       make("p", { class: "empty" }, one.problem ? `There is no map: ${one.problem}` : "loading")))),
     ...(spatial.length > MAPS ? [make("p", { class: "quiet" }, `There are ${spatial.length - MAPS} more spatial indexes.`)] : []),
   ]);
 }
 
 // One map at a time is asked for anew, and none while nobody looks. A node that cannot be asked costs its map only.
-async function askPlaces(indexes) {
+async function askMap(indexes) {
   const now = performance.now();
   const spatial = indexes.filter((one) => one.structure === "spatial" && one.state === "READY").slice(0, MAPS);
   const next = spatial.find((one) => !samples[one.name] || now - samples[one.name].asked > MAP_EVERY_MS);
   if (!next || (document.hidden && samples[next.name])) return;
   try {
-    const { places } = await ask(`indexes/${encodeURIComponent(next.name)}/places?limit=500`);
-    samples[next.name] = { places, asked: now };
+    const { boxes } = await ask(`indexes/${encodeURIComponent(next.name)}/map?limit=500`);
+    samples[next.name] = { boxes, asked: now };
   } catch (error) {
     if (error instanceof NeedsToken) throw error;
     samples[next.name] = { problem: error.detail || error.message, asked: now };
@@ -336,7 +336,7 @@ async function refresh() {
     const [health, cluster, indexes, builds, nodes, stability] = await Promise.all(
       ["health", "cluster", "indexes", "builds", "nodes", "stability"].map(ask));
     await askEvents(cluster.term);
-    await askPlaces(indexes);
+    await askMap(indexes);
     const facts = { health, indexes, builds, nodes, stability };
     document.getElementById("cluster").textContent = `${cluster.cluster}, term ${cluster.term}`;
     for (const part of [healthPart, glance, buildsPart, indexesPart, mapsPart, stabilityPart, nodesPart, eventsPart]) part(facts);

@@ -1,4 +1,4 @@
-"""Samples of places for maps: what a node takes of its slices, and what the coordinator makes of it."""
+"""Samples of geometries for maps: what a node takes of its slices, and what the coordinator makes of it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from indexer.scan.peer.wellformed import check
 from indexer.serve.index_lists import page
 from keytide.errors import InvariantViolationError, RetryableError
 from keytide.http.nodes import NodeClient
-from keytide.wire.index_lists import LARGEST_PAGE, ListAsk, ListPage, PlaceBounds, ask_decoder, encoder
-from tests.browser.scene import NODES, day_of_places
+from keytide.wire.index_lists import LARGEST_PAGE, BoundingBox, ListAsk, ListPage, ask_decoder, encoder
+from tests.browser.scene import NODES, day_of_maps
 from tests.unit.scan_world import Doc, FakeView, World
 
 
@@ -38,10 +38,10 @@ def world_of(*places: dict[str, Any], clauses: str = "WITH (slices=2)") -> World
     return world
 
 
-def sample(world: World, limit: int = 100, slices: tuple[int, ...] = (0, 1)) -> list[PlaceBounds]:
-    ask = ListAsk("places", world.index("by_place").id, list(slices), limit)
+def sample(world: World, limit: int = 100, slices: tuple[int, ...] = (0, 1)) -> list[BoundingBox]:
+    ask = ListAsk("map", world.index("by_place").id, list(slices), limit)
     check(ask, world.catalog)
-    found = page(world.views["n0"], ask).places
+    found = page(world.views["n0"], ask).boxes
     assert not any(one.readers for one in world.held()), "what was read is given back"
     return found
 
@@ -96,24 +96,24 @@ def test_it_takes_few_looks() -> None:
 def test_what_cannot_be_asked_is_refused() -> None:
     world = world_of(dot(1, 2))
     with pytest.raises(RetryableError, match="not open"):
-        page(world.views["n0"], ListAsk("places", "away", [0], 5))
+        page(world.views["n0"], ListAsk("map", "away", [0], 5))
     cities = World("CREATE INDEX by_city ON users (city)", node_count=1)
-    with pytest.raises(MalformedRequestError, match="has no places"):
-        check(ListAsk("places", cities.index("by_city").id, [0], 5), cities.catalog)
+    with pytest.raises(MalformedRequestError, match="has no geometries"):
+        check(ListAsk("map", cities.index("by_city").id, [0], 5), cities.catalog)
     index = world.index("by_place")
     view: FakeView = world.views["n0"]
     taken = next(found for at in (0, 1) if (found := view.tip(index.id, at)) is not None and found.entries)
     (key, _), *_ = taken.entries
     taken.entries[:] = [(key, b"nonsense")]
     with pytest.raises(InvariantViolationError):
-        page(view, ListAsk("places", index.id, [0, 1], 5))
+        page(view, ListAsk("map", index.id, [0, 1], 5))
 
 
 # --- the coordinator ----------------------------------------------------------------------------------------
 
 
-class PlaceNodes:
-    """Nodes with three places each."""
+class MapNodes:
+    """Nodes with three points each."""
 
     def __init__(self) -> None:
         self.asked: list[ListAsk] = []
@@ -122,25 +122,23 @@ class PlaceNodes:
         ask = ask_decoder.decode(body)
         self.asked.append(ask)
         number = float(len(self.asked))
-        return 200, encoder.encode(ListPage(places=[(at, 0.0, at, 0.0) for at in (0.0, number, number + 50)]))
+        return 200, encoder.encode(ListPage(boxes=[(at, 0.0, at, 0.0) for at in (0.0, number, number + 50)]))
 
 
 def test_the_coordinator_gathers_a_sample_of_all_nodes() -> None:
-    scene, nodes, app = day_of_places(), PlaceNodes(), FastAPI()
+    scene, nodes, app = day_of_maps(), MapNodes(), FastAPI()
     add_error_handlers(app)
     add_lists(app, LeaderAccess(cast(CoordinatorService, scene)), NodeClient(post=nodes.post))
     with TestClient(app) as client:
-        answer = client.get("/v1/indexes/by_place/places", params={"limit": 9}).json()
+        answer = client.get("/v1/indexes/by_place/map", params={"limit": 9}).json()
         assert (answer["index"], answer["srid"]) == ("by_place", 4326)
-        assert sorted(answer["places"]) == [[at, 0, at, 0] for at in (0, 1, 2, 51, 52)]
+        assert sorted(answer["boxes"]) == [[at, 0, at, 0] for at in (0, 1, 2, 51, 52)]
         assert sorted(number for ask in nodes.asked for number in ask.slices) == [0, 1, 2, 3]
-        assert [(ask.what, ask.limit) for ask in nodes.asked] == [("places", 5)] * len(NODES)
-        assert len(client.get("/v1/indexes/by_place/places", params={"limit": 2}).json()["places"]) == 2
-        assert (
-            client.get("/v1/indexes/by_place/places", params={"limit": LARGEST_PAGE + 1}).status_code == 422
-        )
-        refused = client.get("/v1/indexes/by_tail/places").json()
-        assert (refused["status"], refused["type"]) == (422, "no-places")
-        assert client.get("/v1/indexes/nothing/places").status_code == 404
+        assert [(ask.what, ask.limit) for ask in nodes.asked] == [("map", 5)] * len(NODES)
+        assert len(client.get("/v1/indexes/by_place/map", params={"limit": 2}).json()["boxes"]) == 2
+        assert client.get("/v1/indexes/by_place/map", params={"limit": LARGEST_PAGE + 1}).status_code == 422
+        refused = client.get("/v1/indexes/by_tail/map").json()
+        assert (refused["status"], refused["type"]) == (422, "index-not-spatial")
+        assert client.get("/v1/indexes/nothing/map").status_code == 404
         scene.sql("CREATE INDEX waits ON flights USING spatial (place) WITH (defer_build=true)")
-        assert client.get("/v1/indexes/waits/places").json()["places"] == []
+        assert client.get("/v1/indexes/waits/map").json()["boxes"] == []
