@@ -94,8 +94,8 @@ def add_lists(app: FastAPI, access: LeaderAccess, nodes: NodeClient) -> None:
 
     @app.get("/v1/indexes/{name}/map", tags=["indexes"], summary="A sample of a spatial index, for a map")
     async def sample(name: str, limit: Limit = 500) -> Any:
-        """Bounding boxes of some geometries, [west, south, east, north], spread over where there are any: for a
-        map, not for statistics."""
+        """Bounding boxes of some geometries, [west, south, east, north], spread over where there are any: not
+        for statistics."""
 
         def look(leader: Leader, now: int) -> tuple[IndexRecord, list[tuple[str, ListAsk]], _Ways]:
             index = leader.dictionary.index_named(name)

@@ -1,9 +1,9 @@
 """A sample of a slice's geometries, for a map.
 
-Entries lie in the order of cells (`structure.spatial`), along a curve that fills the globe or the
+Entries lie in the order of cells (`keytide.structure.spatial`), along a curve that fills the globe or the
 plane, so the first ones of a slice would all lie in one corner. The stretch of all cells is halved again and
-again, the widest part first, and of each half that has any its first entry is taken: a sample that shows where
-there are any, however crowded some of them lie. It takes two seeks at most for each that it gives.
+again, the widest part first, and of each half that has any its first entry is taken: a sample that shows
+where there are any, however crowded some of them lie. It takes two seeks at most for each that it gives.
 """
 
 from __future__ import annotations
