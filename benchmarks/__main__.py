@@ -28,6 +28,7 @@ from benchmarks import (
     peers,
     recovery,
     scale,
+    spatial,
     stress,
     throughput,
 )
@@ -57,6 +58,7 @@ ALL: dict[str, Callable[..., Result]] = {
     "scale": scale.scale,
     "hash": hash_indexes.hash_indexes,
     "hot-partition": hot_partition.hot_partition,
+    "spatial": spatial.spatial,
 }
 
 

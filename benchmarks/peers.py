@@ -84,11 +84,11 @@ def peers(documents: int = MILLION) -> Result:
 
 def _postgres(result: Result, bench: Bench, documents: int) -> None:
     """Add PostgreSQL's figures, or why there are none."""
-    programs = _programs()
+    programs = postgres_programs()
     if programs is None:
         result.notes.append("PostgreSQL could not be started: its programs are not installed")
         return
-    with _server(programs) as address, psycopg.connect(address, autocommit=True) as connection:
+    with postgres_server(programs) as address, psycopg.connect(address, autocommit=True) as connection:
         version = connection.execute("SHOW server_version").fetchone()
         result.sizes["postgresql"] = version[0] if version else ""
         connection.execute("CREATE TABLE people (id text NOT NULL, document json NOT NULL)")
@@ -155,7 +155,7 @@ def _row(message: Any) -> bytes:
     return b"".join((_FIELDS, len(key).to_bytes(4, "big"), key, len(value).to_bytes(4, "big"), value))
 
 
-def _programs() -> Path | None:
+def postgres_programs() -> Path | None:
     """The folder with `initdb` and `postgres`, the newest release's; None when there is none."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda at: int(at.parts[-3]))
     path = str(found[-1]) if found else shutil.which("initdb")
@@ -163,7 +163,7 @@ def _programs() -> Path | None:
 
 
 @contextmanager
-def _server(programs: Path) -> Iterator[str]:
+def postgres_server(programs: Path) -> Iterator[str]:
     """A PostgreSQL of its own; gives its address. It refuses to run as root: then it runs as its own user."""
     root = os.getuid() == 0
     known = {one.pw_name: one for one in pwd.getpwall()}

@@ -73,6 +73,16 @@ class ReadableSnapshot(Protocol):
         """
         ...
 
+    def rows_of(
+        self,
+        spans: Sequence[tuple[bytes, bytes | None]],
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[list[tuple[bytes, bytes]]]:
+        """The same of several spans [low, high), disjoint and in the direction of the read. Raises as
+        `rows`."""
+        ...
+
     def count(self, low: bytes, high: bytes | None) -> int:
         """How many entries lie in [low, high). Raises as `rows`."""
         ...

@@ -139,10 +139,11 @@ class Dictionary:
         Raises:
             UpgradeNeededError: somebody does not know what it needs.
         """
-        if definition.using != "btree":
-            self.use_protocol(OTHER_STRUCTURES, f"an index USING {definition.using}")
+        # The latest first: what is refused has raised nothing.
         if definition.speaks_of_places:
             self.use_protocol(PLACES, "an index of places, or with a condition on them")
+        if definition.using != "btree":
+            self.use_protocol(OTHER_STRUCTURES, f"an index USING {definition.using}")
         if definition.spread:
             self.use_protocol(SUBPARTITIONS, "an index with SUBPARTITION BY")
 

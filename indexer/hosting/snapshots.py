@@ -276,6 +276,19 @@ class SnapshotReader:
             self._ring.report_damage(error.message)
             raise
 
+    def rows_of(
+        self,
+        spans: Sequence[tuple[bytes, bytes | None]],
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[list[tuple[bytes, bytes]]]:
+        """The same of several spans. Raises as `rows` does."""
+        try:
+            yield from self._kept.snapshot.rows_of(spans, reverse, limit)
+        except StoreDamagedError as error:
+            self._ring.report_damage(error.message)
+            raise
+
     def count(self, low: bytes, high: bytes | None) -> int:
         """How many entries lie in [low, high). Raises as `rows` does."""
         try:

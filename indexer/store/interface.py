@@ -171,6 +171,15 @@ class StoreSnapshot(Protocol):
         """
         ...
 
+    def rows_of(
+        self,
+        spans: Sequence[tuple[bytes, bytes | None]],
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[list[Row]]:
+        """The same of several spans (low, high), disjoint and in the direction of the read, in one go."""
+        ...
+
     def count(self, low: bytes = b"", high: bytes | None = None) -> int:
         """How many entries `rows(low, high)` gives."""
         ...

@@ -2,9 +2,9 @@
 
 Theory of operation
 ===================
-As PostGIS does it for geographies: the two places that are nearest to one another are looked for on the sphere,
-and the geodesic between them is measured on the spheroid WGS84 (Karney's algorithm, in PROJ). Geometries that
-meet (`keytide.geometry.meeting`) are 0.0 apart.
+As PostGIS does it for geographies: the two places that are nearest to one another are looked for on the
+sphere, and the geodesic between them is measured on the spheroid WGS84 (Karney's algorithm, in PROJ).
+Geometries that meet (`keytide.geometry.drawn.meeting`) are 0.0 apart.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from keytide.geometry.drawn.quiet import quietly
 from keytide.geometry.geojson import NotAGeometryError
 from keytide.geometry.shapes import Geometry
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from keytide.geometry.drawing import Drawing
+    from keytide.geometry.drawn.drawing import Drawing
 
     Floats = NDArray[np.float64]
 
@@ -36,6 +37,7 @@ def same_frame(a: Geometry, b: Geometry) -> bool:
     return a.frame == "geographic"
 
 
+@quietly
 def distance(a: Geometry, b: Geometry) -> float:
     """How far two geometries are from one another, 0.0 when they meet: metres on the WGS84 spheroid between
     the points that are closest on the sphere (PostGIS' ST_Distance of geographies), or units of the plane.
@@ -45,25 +47,27 @@ def distance(a: Geometry, b: Geometry) -> float:
     """
     import shapely
 
-    from keytide.geometry.charts import PLANE
-    from keytide.geometry.meeting import meet
+    from keytide.geometry.drawn.charts import PLANE
+    from keytide.geometry.drawn.meeting import meet
 
     if not same_frame(a, b):
         return float(shapely.distance(a.drawing.on(PLANE), b.drawing.on(PLANE)))
-    if not (a.is_point and b.is_point) and meet(a.drawing, b.drawing):
+    if a.is_point and b.is_point:
+        return float(geodesics(a.drawing.at, b.drawing.at)[0])
+    if meet(a.drawing, b.drawing):
         return 0.0
-    places = nearest_places(a.drawing, b.drawing)
-    return float(geodesics(*places)[0])
+    return float(geodesics(*nearest_places(a.drawing, b.drawing))[0])
 
 
+@quietly
 def distances(shape: Geometry, xs: Floats, ys: Floats) -> Floats:
     """The same of many points, in range."""
     import numpy as np
     import shapely
 
-    from keytide.geometry.charts import PLANE
-    from keytide.geometry.meeting import hold
-    from keytide.geometry.sphere import degrees, nearest, vectors
+    from keytide.geometry.drawn.charts import PLANE
+    from keytide.geometry.drawn.meeting import hold
+    from keytide.geometry.drawn.sphere import degrees, nearest, vectors
 
     if shape.frame == "planar":
         return np.asarray(shapely.distance(shape.drawing.on(PLANE), shapely.points(xs, ys)), np.float64)
@@ -97,7 +101,7 @@ def _spheroid() -> Any:
 def nearest_places(a: Drawing, b: Drawing) -> tuple[Floats, Floats]:
     """Of two geometries that do not meet, the place of each that is nearest to the other: (1, 2) each, in
     degrees. One of them is a vertex."""
-    from keytide.geometry.sphere import degrees, nearest
+    from keytide.geometry.drawn.sphere import degrees, nearest
 
     from_a, on_b = nearest(a.vector, b.vector, *b.edges())
     from_b, on_a = nearest(b.vector, a.vector, *a.edges())
@@ -107,6 +111,7 @@ def nearest_places(a: Drawing, b: Drawing) -> tuple[Floats, Floats]:
     return degrees(on_a[j : j + 1]), b.at[j : j + 1]
 
 
+@quietly
 def bounds(geometry: Geometry) -> tuple[float, float, float, float]:
     """(west, south, east, north) of all its points, bulging edges and poles included, for a map; west > east
     when it crosses the antimeridian, -180 and 180 when it goes round a pole."""
@@ -119,8 +124,8 @@ def bounds(geometry: Geometry) -> tuple[float, float, float, float]:
     east, north = drawing.at.max(axis=0).tolist()
     if geometry.frame == "planar":
         return west, south, east, north
-    from keytide.geometry.meeting import hold
-    from keytide.geometry.sphere import normals
+    from keytide.geometry.drawn.meeting import hold
+    from keytide.geometry.drawn.sphere import normals
 
     start, end = drawing.edges()
     normal = normals(start, end)

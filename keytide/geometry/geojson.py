@@ -2,13 +2,13 @@
 
 Theory of operation
 ===================
-A value is read once, and comes out as its normal form and as `Parts`: points, lines and polygons, flat, whatever
-its type and its nesting. The parts share their lists of positions with the normal form.
+A value is read once, and comes out as its normal form and as `Parts`: points, lines and polygons, flat,
+whatever its type and its nesting. The parts share their lists of positions with the normal form.
 
-Whether rings cross themselves is asked where they can be drawn (`keytide.geometry.drawing`); the rest is here:
-types, members, numbers and their ranges, how many positions, closed rings. Longitudes beyond 180 and latitudes
-beyond 90 degrees are refused, where PostGIS wraps them round with a notice: such a document nearly always has
-latitude and longitude the wrong way round, and who wrote it should hear of it.
+Whether rings cross themselves is asked where they can be drawn (`keytide.geometry.drawn.drawing`); the rest
+is here: types, members, numbers and their ranges, how many positions, closed rings. Longitudes beyond 180 and
+latitudes beyond 90 degrees are refused, where PostGIS wraps them round with a notice: such a document nearly
+always has latitude and longitude the wrong way round, and who wrote it should hear of it.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from keytide.geometry.geojson import Frame, NotAGeometryError, Parts, known_parts, read, xy
 
 if TYPE_CHECKING:
-    from keytide.geometry.drawing import Drawing
+    from keytide.geometry.drawn.drawing import Drawing
 
 _WIDEST: Final = 180
 
@@ -40,8 +40,8 @@ class Geometry:
 
     @property
     def geojson(self) -> dict[str, Any]:
-        """Its normal form, {"type", "coordinates"} (a GeometryCollection: {"type", "geometries"}): two numbers
-        per position, whole ones as int (up to 2**53), no -0.0; no other member. Not to be changed."""
+        """Its normal form, {"type", "coordinates"} (a GeometryCollection: {"type", "geometries"}): two
+        numbers per position, whole ones as int (up to 2**53), no -0.0; no other member. Not to be changed."""
         if self._geojson is None:
             return {"type": "Point", "coordinates": [self.x, self.y]}
         return self._geojson
@@ -51,7 +51,7 @@ class Geometry:
         """What GEOS is asked about; for this package."""
         drawing = self._drawing
         if drawing is None:
-            from keytide.geometry.drawing import Drawing
+            from keytide.geometry.drawn.drawing import Drawing
 
             parts = self._parts
             if parts is None:
@@ -130,4 +130,7 @@ def envelope(west: object, south: object, east: object, north: object, frame: Fr
             " its edges are the shorter arcs between its corners"
         )
     ring = [[left, bottom], [left, top], [right, top], [right, bottom], [left, bottom]]
-    return geometry_of(cast(object, {"type": "Polygon", "coordinates": [ring]}), frame)
+    made = {"type": "Polygon", "coordinates": [ring]}
+    if frame == "geographic" and 90 in (-bottom, top):  # two corners may be one place
+        return geometry_of(made, frame)
+    return known_geometry(made, frame)

@@ -8,7 +8,7 @@ from typing import ClassVar, Final, Literal, Protocol
 
 from keytide.collation import Span, Value
 from keytide.errors import CallerError
-from keytide.geometry import Region
+from keytide.geometry import QueryShape
 
 MOST_KEYS: Final = 10_000
 """Whole keys that one condition is answered for, where a structure finds nothing else."""
@@ -41,7 +41,7 @@ class WantedKeys:
     low: Sequence[Value] | None = None
     high: Sequence[Value] | None = None
     inclusion: Inclusion = "both"
-    region: Region | None = None
+    region: QueryShape | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from keytide.collation import encode_part, key_forms
+from keytide.collation import Json, encode_part, key_forms
 from keytide.collation.layout import TAG_NEGATIVE, TAG_NUMBER
 from keytide.geometry import Frame, point_cell
+from keytide.geometry.geojson import MOST_PLANAR
 
+MOST_COORDINATES: Final[dict[Frame, tuple[float, float]]] = {
+    "geographic": (180.0, 90.0),
+    "planar": (MOST_PLANAR, MOST_PLANAR),
+}
+"""How far x and y may go either way; what is beyond is no geometry."""
 _NUMBER: Final = 10
 """Bytes of a double: tag, bits, no residual."""
 _TAGS: Final = (TAG_NEGATIVE, TAG_NUMBER)
@@ -27,6 +33,8 @@ LENGTH: Final = len(_PLAIN)
 _X: Final = len(_HEAD)
 _Y: Final = _X + _NUMBER
 _END: Final = _Y + _NUMBER
+_BEFORE: Final = bytes((0xC4, LENGTH))
+"""Of a byte string of that length in msgpack."""
 _numbers_at: Final = struct.Struct(">BQBBQB").unpack_from
 _pack_numbers: Final = struct.Struct(">BQBBQB").pack
 _pack_doubles: Final = struct.Struct(">dd").pack
@@ -80,13 +88,33 @@ def point_of(key: bytes) -> tuple[float, float] | None:
     return _unpack_doubles(_pack_bits(first, second))
 
 
+def decoded_point(key: bytes) -> Json:
+    """The value of a key that is such a point, written without forms; None of another one."""
+    found = point_of(key)
+    if found is None:
+        return None
+    x, y = (int(one) if one.is_integer() else one for one in found)
+    return {"coordinates": [x, y], "type": "Point"}
+
+
+def key_at_end(value: bytes) -> bytes | None:
+    """The canonical key of a value that holds one (`keytide.model.entry`), if it is such a point: read
+    without decoding. Values end with it, behind its length; and nothing else ends like that, for no key is
+    the end of another one with such two bytes before it."""
+    key = value[-LENGTH:]
+    if value.startswith(b"\x93") and value[-LENGTH - 2 : -LENGTH] == _BEFORE and point_of(key) is not None:
+        return key
+    return None
+
+
 def point_cell_of(key: bytes, frame: Frame) -> int | None:
     """The cell of a key; None when it is no such point, or lies out of range."""
     found = point_of(key)
     if found is None:
         return None
     x, y = found
-    if frame == "geographic" and not (-180.0 <= x <= 180.0 and -90.0 <= y <= 90.0):
+    most_x, most_y = MOST_COORDINATES[frame]
+    if abs(x) > most_x or abs(y) > most_y:
         return None
     return point_cell(x, y, frame)
 

@@ -25,12 +25,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, final
 
+import numpy as np
+
 from keytide.collation import Span, decode_key, encode_part, skip_key, successor
 from keytide.errors import InvariantViolationError
-from keytide.geometry import CELL_BYTES, Frame, NotAGeometryError, Region, cells_of, geometry_of
+from keytide.geometry import (
+    CELL_BYTES,
+    Frame,
+    NotAGeometryError,
+    QueryShape,
+    cells_of,
+    geometry_of,
+    point_cells,
+)
 from keytide.model.entry import pack_keyed_value, pack_value, places_of, unpack_keyed_value
 from keytide.structure.interface import Box, Boxed, NotOrderedError, Selected, WantedKeys
-from keytide.structure.point_keys import point_cell_of
+from keytide.structure.point_keys import MOST_COORDINATES, point_cell_of, points_of
 
 GEOGRAPHIC_SRID: Final = 4326
 """WGS 84: longitude and latitude in degrees."""
@@ -94,6 +104,29 @@ class Spatial:
     def stored(self, keys: Sequence[bytes]) -> list[tuple[bytes, ...]]:
         return list(map(self._stored, keys))
 
+    def placed(self, keys: Sequence[bytes]) -> list[tuple[bytes, ...] | NotAGeometryError]:
+        """The stored keys of each of many documents' canonical keys, or why it has none: points together."""
+        frame = frame_of(self.srid)
+        are, xs, ys = points_of(keys)
+        most_x, most_y = MOST_COORDINATES[frame]
+        out = (np.abs(xs) > most_x) | (np.abs(ys) > most_y)
+        if out.any():  # each by itself, which says what is wrong
+            xs, ys = xs[~out], ys[~out]
+            are[np.flatnonzero(are)[out]] = False
+        written = point_cells(xs, ys, frame).astype(">u8").tobytes()
+        points = iter(range(0, len(written), CELL_BYTES))
+        found: list[tuple[bytes, ...] | NotAGeometryError] = []
+        for key, is_point in zip(keys, are.tolist(), strict=True):
+            if is_point:
+                at = next(points)
+                found.append((written[at : at + CELL_BYTES],))
+                continue
+            try:
+                found.append(self._stored(key))
+            except NotAGeometryError as error:
+                found.append(error)
+        return found
+
     def _stored(self, key: bytes) -> tuple[bytes, ...]:
         frame = frame_of(self.srid)
         cell = point_cell_of(key, frame)
@@ -153,7 +186,7 @@ class Spatial:
         return "finds places only, by ST_Within, ST_Contains, ST_Intersects and ST_DWithin of its key"
 
 
-def spans_of(region: Region) -> list[Span]:
+def spans_of(region: QueryShape) -> list[Span]:
     """The entries whose documents can meet a condition: ascending, disjoint."""
     return [Span(cell_key(low), successor(cell_key(high))) for low, high in region.spans(MOST_SPANS)]
 

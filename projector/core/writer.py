@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from operator import itemgetter
 from typing import Final
 
 from keytide.collation.layout import EXACT_INTEGERS, TAG_NUMBER, TAG_STRING
@@ -24,7 +25,7 @@ from keytide.definition.index import IndexDefinition
 from keytide.definition.spatial.meaning import distance_to
 from keytide.errors import invariant
 from keytide.structure.point_keys import encode_place
-from keytide.structure.spatial import partition_key_of
+from keytide.structure.spatial import Spatial, partition_key_of
 from projector.core.decoding import attribute_of
 from projector.core.outcomes import (
     LEADING_KEY_MISSING,
@@ -63,8 +64,13 @@ class FunctionWriter:
         self._stored_bytes = "len(key)"
         if self._structure.key_in_value:
             self.constants["stored"] = self._structure.stored
-        if self._structure.several:
-            self.constants |= {"encode_place": encode_place, "partition_key_of": partition_key_of}
+        if isinstance(self._structure, Spatial):
+            self.constants |= {
+                "encode_place": encode_place,
+                "placed": self._structure.placed,
+                "partition_key_of": partition_key_of,
+                "first": itemgetter(0),
+            }
         elif self._structure.key_in_value:
             self._stored_bytes = str(len(self._structure.stored((b"",))[0][0]))
 
@@ -74,6 +80,8 @@ class FunctionWriter:
         self._indent = 1
         self._line("entries, keys, partition_keys, values, skips = [], [], [], {}, []")
         self._line("where_not_true = leading_key_missing = nothing_to_unnest = 0")
+        if self._structure.several:
+            self._line("found, canonical = [], []")
         self._line("for ordinal, document in zip(ordinals, documents):")
         self._indent = 2
         self._line("try:")
@@ -187,24 +195,36 @@ class FunctionWriter:
             self._line(f"partition_keys.append({partition})")
 
     def _entries_of_place(self) -> None:
-        """The rest of the loop for an index of places: an entry for each cell of one."""
+        """The rest of the function for an index of places: an entry for each cell of one. The cells of all
+        documents are found together, behind the loop."""
         definition = self._definition
         place = self._atom(definition.keys[0].expression)
         self._line(f"if {place} is MISSING or {place} is None:")
         self._line("    leading_key_missing += 1")
         self._line("    continue")
         self._line(f"key, forms = encode_place({place})")
-        self._line("places = stored((key,))[0]")
-        partition = "" if definition.partitioned_by_cell else self._partition_key()
-        included = self._included() or None
-        several = '"b"".join(places) if len(places) > 1 else b""'[1:]
-        value = self._variable(f"pack_keyed_value(forms, {included}, key, {several})", "value")
+        partition = "None" if definition.partitioned_by_cell else self._partition_key()
+        included = self._included() or "None"
         self._except()
+        self._line(f"found.append((ordinal, forms, {included}, {partition}))")
+        self._line("canonical.append(key)")
+        self._indent = 1
+        self._line("for document, key, places in zip(found, canonical, placed(canonical)):")
+        self._indent = 2
+        self._line("ordinal, forms, include, partition_key = document")
+        self._line("if type(places) is not tuple:")
+        self._line("    skips.append(explain(ordinal, places))")
+        self._line("    continue")
+        several = 'b"".join(places) if len(places) > 1 else b""'
+        self._line(f"value = pack_keyed_value(forms, include, key, {several})")
         self._line("for place in places:")
-        self._line(f"    values[len(keys)] = {value}")
+        self._line("    values[len(keys)] = value")
         self._line("    entries.append(ordinal)")
         self._line("    keys.append(place)")
-        self._line(f"    partition_keys.append({partition or 'partition_key_of(place)'})")
+        by = "partition_key_of(place)" if definition.partitioned_by_cell else "partition_key"
+        self._line(f"    partition_keys.append({by})")
+        self._indent = 1
+        self._line("skips.sort(key=first)")
 
     def _many_entries(self, unnest: Unnest) -> None:
         """The rest of the loop for an index with UNNEST: a loop over the elements within it."""

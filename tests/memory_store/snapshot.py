@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from indexer.store.interface import Applied, Counts, Row, SkipLine, StoredDocument
 from keytide.collation import successor
 from keytide.errors import RetryableError
+from tests.spans_by_rows import SpansByRows
 
 _BLOCK = 64
 
@@ -33,7 +34,7 @@ class MemoryState:
         )
 
 
-class MemorySnapshot:
+class MemorySnapshot(SpansByRows):
     """One commit of a `MemorySliceStore`."""
 
     def __init__(self, state: MemoryState) -> None:

@@ -64,6 +64,7 @@ from keytide.settings.settings import ScanSettings
 from keytide.wire.index_lists import WrittenSlice
 from keytide.wire.messages import UniqueViolation
 from tests.memory_store.store import MemorySliceStore
+from tests.spans_by_rows import SpansByRows
 from tests.store_kit import Version, lmdb_store, segments
 from tests.structure_kit import as_stored
 
@@ -92,7 +93,7 @@ class Doc:
         )
 
 
-class FakeSnapshot:
+class FakeSnapshot(SpansByRows):
     """A sorted list of entries at one commit; counts how often it is taken and given back."""
 
     def __init__(
@@ -593,6 +594,15 @@ class StoredSnapshot(FakeSnapshot):
     ) -> Iterator[list[Row]]:
         assert self.readers > 0, "read without holding it"
         return self.stored.rows(low, high, reverse, limit, start_after)
+
+    def rows_of(
+        self,
+        spans: Sequence[tuple[bytes, bytes | None]],
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[list[Row]]:
+        assert self.readers > 0, "read without holding it"
+        return self.stored.rows_of(spans, reverse, limit)
 
     def count(self, low: bytes, high: bytes | None) -> int:
         return self.stored.count(low, high)

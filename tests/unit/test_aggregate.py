@@ -33,6 +33,7 @@ from indexer.view import DoubtfulReadError, ReadableSnapshot
 from keytide.collation import encode_key
 from keytide.definition.binding import Binding
 from keytide.errors import CallerError
+from tests.spans_by_rows import SpansByRows
 from tests.store_kit import Version, lmdb_store, rows_of, segment, state
 from tests.unit.scan_world import Doc, FakeSnapshot, World, definition_of
 from tests.unit.test_api import Endpoint, problem
@@ -436,7 +437,7 @@ def test_an_aggregate_that_takes_too_long_is_given_up() -> None:
 # --- what is read of a store ------------------------------------------------------------------------------
 
 
-class Watched:
+class Watched(SpansByRows):
     """A snapshot that counts the entries it gives."""
 
     def __init__(self, entries: list[tuple[bytes, bytes]]) -> None:

@@ -131,7 +131,8 @@ def meets(place: dict[str, Any]) -> bool:
     ids=lambda param: f"{'by-cell' if 'cell' in param[0] else 'by-id'}-{param[1]}",
 )
 def places(request: pytest.FixtureRequest) -> Places:
-    return Places(*request.param, places_of(1))
+    statement, srid = request.param
+    return Places(statement, srid, places_of(1))
 
 
 def ids(rows: list[dict[str, Any]]) -> list[str]:
@@ -208,7 +209,7 @@ def test_a_search_for_the_nearest_ends_where_there_are_few_and_where_there_are_m
     crowd = Places(BY_ID, 4326, {f"c{at:04}": dot(1.5, 1.5) for at in range(1_500)})
     rows = crowd.nearest(Near(point=[1.5, 1.5], limit=3))
     assert [row["distance"] for row in rows] == [0.0] * 3
-    far = Places(BY_ID, 0, {"far": dot(1e200, -1e200)})
+    far = Places(BY_ID, 0, {"far": dot(1e140, -1e140)})
     assert ids(far.nearest(Near(point=[0, 0], limit=1))) == ["far"]
 
 
@@ -255,7 +256,9 @@ def test_other_indexes_find_no_places_and_places_have_no_values() -> None:
     ):
         with pytest.raises(NotOrderedError, match=what):
             spatial.scan(**members)
-    for members in ({"within": [1, 2, 3]}, {"within": [200, 0]}, {"intersects": {"type": "Circle"}}):
+    wrong: tuple[dict[str, Any], ...]
+    wrong = ({"within": [1, 2, 3]}, {"within": [200, 0]}, {"intersects": {"type": "Circle"}})
+    for members in wrong:
         with pytest.raises(CallerError, match="this is no geometry"):
             spatial.scan(**members)
     with pytest.raises(CallerError, match="one JSON answer"):

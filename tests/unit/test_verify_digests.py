@@ -23,6 +23,7 @@ from keytide.wire.columns import hashes_of
 from keytide.wire.digests import DigestAnswer, DigestAsk, DuplicateKey, RowsAsk, Sums
 from streaming.verify.core.comparing import SourceDocument
 from streaming.verify.core.difference import Entry
+from tests.spans_by_rows import SpansByRows
 from tests.structure_kit import as_stored, digests_of
 
 BITS = 4
@@ -30,7 +31,7 @@ PLAIN = "CREATE INDEX i ON k (city) WITH (slices=1)"
 HASHED = "CREATE UNIQUE INDEX i ON ks USING hash (city)"
 
 
-class Snapshot:
+class Snapshot(SpansByRows):
     """A slice written by hand, faults and all."""
 
     number, incarnation, timestamp = 7, 0, Timestamp()

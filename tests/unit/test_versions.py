@@ -19,6 +19,7 @@ from keytide.model.protocol import (
     FIRST_PROTOCOL,
     NEEDED,
     OTHER_STRUCTURES,
+    PLACES,
     SPOKEN,
     SUBPARTITIONS,
     UnknownVersionError,
@@ -113,10 +114,17 @@ def test_nodes_that_say_all_in_each_heartbeat_are_named() -> None:
 
 
 @pytest.mark.parametrize("who", ["n2", "p1"])
-def test_a_hash_index_waits_until_all_know_of_structures(who: str) -> None:
-    found = world(**{who: OTHER_STRUCTURES - 1})
-    statement = "CREATE INDEX by_url ON people USING hash (url)"
-    with pytest.raises(UpgradeNeededError, match=f"needs version {OTHER_STRUCTURES} of the protocol"):
+@pytest.mark.parametrize(
+    ("statement", "version"),
+    [
+        ("CREATE INDEX by_url ON people USING hash (url)", OTHER_STRUCTURES),
+        ("CREATE INDEX by_url ON people USING spatial (home)", PLACES),
+        ("CREATE INDEX by_url ON people (url) WHERE ST_DWithin(home, ST_Point(1, 2), 5)", PLACES),
+    ],
+)
+def test_a_structure_waits_until_all_know_of_it(statement: str, version: int, who: str) -> None:
+    found = world(**{who: version - 1})
+    with pytest.raises(UpgradeNeededError, match=f"needs version {version} of the protocol"):
         found.sql(statement)
     found.sql("CREATE INDEX by_zip ON people USING btree (zip)")
     assert used(found) == 1
@@ -124,7 +132,7 @@ def test_a_hash_index_waits_until_all_know_of_structures(who: str) -> None:
     found.live(500)
     found.progress(found.known().version, 130, 60)
     found.sql(statement)
-    assert used(found) == OTHER_STRUCTURES
+    assert used(found) == version
 
 
 @pytest.mark.parametrize("state", ["READY", "DEFERRED", "FAILED"])

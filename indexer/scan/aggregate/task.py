@@ -17,6 +17,7 @@ import msgspec
 from indexer.scan.aggregate.accumulators import Accumulator
 from indexer.scan.aggregate.request import AggregationPlan
 from indexer.scan.aggregate.slice import GroupState, SliceAggregate, wants_of
+from indexer.scan.local.cursor import stretches
 from indexer.scan.local.filtering import Conditions, key_test
 from indexer.scan.local.tasks import SliceWork, Unfinished
 from indexer.view import DoubtfulReadError
@@ -138,12 +139,8 @@ class _Call:
 
     def _blocks(self, backwards: bool) -> Iterator[list[tuple[bytes, bytes]]]:
         """The entries of all spans behind `after`, in the direction of the read."""
-        after, spans = self._after, self._work.request.span.spans
-        for low, high in reversed(spans) if backwards else spans:
-            if after and ((low >= after) if backwards else (high is not None and high <= after)):
-                continue
-            inside = after if after and low <= after and (high is None or after < high) else None
-            yield from self._work.snapshot.rows(low, high, backwards, None, inside)
+        span = msgspec.structs.replace(self._work.request.span, reverse=backwards)
+        yield from self._work.snapshot.rows_of(list(stretches(span, self._after)), backwards)
 
     # --- what the store knows -----------------------------------------------------
 

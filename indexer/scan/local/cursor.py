@@ -28,7 +28,7 @@ from typing import Final
 
 import msgspec
 
-from indexer.scan.local.filtering import Filters, Test, key_test
+from indexer.scan.local.filtering import Filters, Test, key_test, picked
 from indexer.scan.local.once import read_once
 from indexer.scan.local.tasks import Pace, SliceWork, Task, Unfinished
 from indexer.scan.peer.messages import Entry, IndexUnknownHereError, ReadRequest, ReadSpan, UnknownTaskError
@@ -68,7 +68,7 @@ class FilteredRead:
     examined: int = 0
     counted: int = 0
 
-    def take(self, found: list[Entry], request: ReadRequest) -> bool:
+    def take(self, found: Sequence[Entry], request: ReadRequest) -> bool:
         """Count, leave out or give what was found; whether the limit is reached."""
         if not request.paging.limit:
             self.counted += len(found)
@@ -97,9 +97,17 @@ class SliceSearch:
         self._shapes: dict[str, Shape] = {}
 
     def find(
-        self, request: ReadRequest, snapshot: ReadableSnapshot, after: bytes, pace: Pace
+        self,
+        request: ReadRequest,
+        snapshot: ReadableSnapshot,
+        after: bytes,
+        pace: Pace,
+        most: int | None = None,
     ) -> FilteredRead:
         """What a read finds that may look at much.
+
+        Args:
+            most: entries that it looks at, about; as many as a read does if it is not given.
 
         Raises:
             DoubtfulReadError: what it looks at cannot have been written.
@@ -108,7 +116,9 @@ class SliceSearch:
             index, test = request.span.index, None
             if request.shape.filter or request.shape.keys:
                 test = self._filters.test(index, self._definition(index), request.shape)
-            return search_slice(snapshot, request, after, self.shape(index), test, self.examined, pace)
+            return search_slice(
+                snapshot, request, after, self.shape(index), test, most or self.examined, pace
+            )
         except (InvariantViolationError, UnicodeDecodeError) as error:
             raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
 
@@ -204,13 +214,12 @@ def search_slice(
         InvariantViolationError, UnicodeDecodeError: what is read cannot have been written.
     """
     result = FilteredRead()
-    for low, high in stretches(request.span, after):
-        inside = (
-            _distinct(snapshot, low, high, request, shape, test, most, result, pace)
-            if request.shape.distinct
-            else _each(snapshot, low, high, request, test, most, result, pace)
-        )
-        if inside:
+    spans = list(stretches(request.span, after))
+    if not request.shape.distinct:
+        _each(snapshot, spans, request, test, most, result, pace)
+        return result
+    for low, high in spans:
+        if _distinct(snapshot, low, high, request, shape, test, most, result, pace):
             break
     return result
 
@@ -229,27 +238,25 @@ def stretches(span: ReadSpan, after: bytes) -> Iterator[tuple[bytes, bytes | Non
 
 def _each(
     snapshot: ReadableSnapshot,
-    low: bytes,
-    high: bytes | None,
+    spans: Sequence[tuple[bytes, bytes | None]],
     request: ReadRequest,
     test: Test | None,
     most: int,
     result: FilteredRead,
     pace: Pace,
-) -> bool:
-    """Pick from a stretch; whether the read ends within it."""
-    blocks = snapshot.rows(low, high, request.span.reverse)
+) -> None:
+    """Pick from some stretches, until the read ends."""
+    blocks = snapshot.rows_of(spans, request.span.reverse)
     for part in (part for block in blocks for part in pace.parts(block)):
         result.examined += len(part)
-        full = result.take([entry for entry in part if test is None or test(*entry)], request)
+        full = result.take(picked(test, part), request)
         if full:
             del result.entries[request.paging.limit :]
             result.more, result.reached = True, result.entries[-1][0]
-            return True
+            return
         if result.examined >= most or pace.spent:
             result.more, result.reached = True, part[-1][0]
-            return True
-    return False
+            return
 
 
 def _distinct(

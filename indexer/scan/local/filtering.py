@@ -6,13 +6,14 @@ and nothing is to be made ready for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from indexer.scan.peer.messages import ReadShape
+from indexer.scan.local.place_filter import PlaceTest, parted
+from indexer.scan.peer.messages import Entry, ReadShape
 from keytide.collation import decode_key
 from keytide.definition.binding import Binding, Needs
 from keytide.definition.binding import Test as Condition
@@ -20,6 +21,7 @@ from keytide.definition.expression import Predicate
 from keytide.definition.index import IndexDefinition
 from keytide.errors import UNDECODABLE, CallerError
 from keytide.model.entry import unpack_keyed_value, unpack_value
+from keytide.query.parse.normal import conjunction
 from keytide.structure import Structure
 
 KEPT: Final = 64
@@ -31,6 +33,7 @@ Test = Callable[[bytes, bytes], bool]
 
 _NOTHING: Final[dict[str, Any]] = {}
 _decode: Final = msgspec.json.Decoder(Predicate).decode
+_encode: Final = msgspec.json.encode
 _included: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 
@@ -69,22 +72,45 @@ class Bound(NamedTuple):
     needs: Needs
 
 
+def _decoded(tested: bytes) -> Predicate:
+    try:
+        decoded: Predicate = _decode(tested)
+    except UNDECODABLE as error:
+        raise CallerError(f"not a filter: {error}", status=422, problem_type="invalid-request") from error
+    return decoded
+
+
 def bound(definition: IndexDefinition, tested: bytes) -> Bound:
     """A filter in JSON (`indexer.scan.plan.selection.filter_json`) as a condition of the parts of an entry.
 
     Raises:
         CallerError: it is no filter, or asks for what the index does not hold.
     """
-    try:
-        decoded = _decode(tested)
-    except UNDECODABLE as error:
-        raise CallerError(f"not a filter: {error}", status=422, problem_type="invalid-request") from error
+    decoded = _decoded(tested)
     binding = Binding(definition)
     return Bound(binding.test(decoded), binding.needs(decoded))
 
 
+def picked(test: Test | None, entries: Sequence[Entry]) -> Sequence[Entry]:
+    """The entries for which a test is true, in order."""
+    if test is None:
+        return entries
+    if isinstance(test, PlaceTest):
+        return test.pick(entries)
+    return [entry for entry in entries if test(*entry)]
+
+
 def entry_test(definition: IndexDefinition, tested: bytes) -> Test:
     """A filter in JSON as a function of (entry key, value). Raises as `bound`."""
+    if definition.structure.several:
+        places, others = parted(definition, _decoded(tested))
+        if places:
+            rest = conjunction(others) if others else None
+            return PlaceTest(places, None if rest is None else _entry_test(definition, _encode(rest)))
+    return _entry_test(definition, tested)
+
+
+def _entry_test(definition: IndexDefinition, tested: bytes) -> Test:
     condition, needs = bound(definition, tested)
     parts = len(definition.keys) if needs.id else needs.parts
     directions = definition.descending[:parts]

@@ -74,6 +74,22 @@ class OncePerDocument:
                 return
             start_after = last
 
+    def rows_of(
+        self,
+        spans: Sequence[tuple[bytes, bytes | None]],
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[list[Entry]]:
+        left = limit
+        for block in self._inner.rows_of(spans, reverse):
+            found = [entry for entry in block if self._is_first(*entry)][:left]
+            if found:
+                yield found
+            if left is not None:
+                left -= len(found)
+                if left <= 0:
+                    return
+
     def count(self, low: bytes, high: bytes | None) -> int:
         return sum(map(len, self.rows(low, high)))
 

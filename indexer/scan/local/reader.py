@@ -24,9 +24,9 @@ from functools import partial
 from time import monotonic
 from typing import Final
 
-from indexer.scan.local.cursor import EXAMINED, SliceSearch, flaw
+from indexer.scan.local.cursor import EXAMINED, SliceSearch, flaw, stretches
 from indexer.scan.local.effort import ReadThreads, ReadTurn
-from indexer.scan.local.short import is_plain, is_short, knows_count, within_s
+from indexer.scan.local.short import INLINE_ROWS, finds_places, is_plain, is_short, knows_count, within_s
 from indexer.scan.local.tasks import UNHURRIED, Pace, Task, Unfinished
 from indexer.scan.peer.messages import (
     TIP,
@@ -280,7 +280,7 @@ class LocalReader:
             read = _entries_of(snapshot, span, after, most, pace)
             if found := flaw(read, span, after, self._search.shape(span.index)):
                 raise DoubtfulReadError(found)
-        elif is_plain(request) or (limit and pace is None):
+        elif is_plain(request) or (limit and pace is None and not shape.filter):
             entries = _entries_of(snapshot, span, after, limit, pace)
             if shape.keys and not self._search.all_wanted(entries, request):
                 raise _OtherKeysError
@@ -288,6 +288,10 @@ class LocalReader:
             if not all(map(operator.gt if span.reverse else operator.lt, keys, keys[1:])):
                 raise DoubtfulReadError("entries are out of order")
             more = len(entries) >= limit
+        elif limit and pace is None:  # of places
+            searched = self._search.find(request, snapshot, after, UNHURRIED, INLINE_ROWS)
+            entries, more, reached = searched.entries, searched.more, searched.reached
+            examined = searched.examined
         elif knows_count(request):
             counted = sum(snapshot.count(low, high) for low, high in span.spans)
         else:
@@ -318,8 +322,8 @@ class LocalReader:
     def _is_short(self, request: ReadRequest) -> bool:
         """Whether the read is done faster than a thread is asked to do it. (Of keys it may turn out to be no
         short one.)"""
-        if not request.paging.limit and self._search.several(request.span.index):
-            return False  # what is counted is read
+        if self._search.several(request.span.index):
+            return finds_places(request)
         return is_short(request)
 
     def _gone(self, index: str, slice_number: int, trouble: SliceTrouble) -> SliceReply:
@@ -347,14 +351,8 @@ def _entries_of(
 ) -> list[Entry]:
     """Up to `limit` entries behind `after`, over all spans in the direction of the read."""
     entries: list[Entry] = []
-    for low, high in reversed(span.spans) if span.reverse else span.spans:
-        if after and ((low >= after) if span.reverse else (high is not None and high <= after)):
-            continue  # this span was read to its end on an earlier page
-        inside = after if after and low <= after and (high is None or after < high) else None
-        for block in snapshot.rows(low, high, span.reverse, limit - len(entries), inside):
-            entries += block
-            if pace is not None and len(entries) < limit:
-                pace.look()
-        if len(entries) >= limit:
-            return entries[:limit]
-    return entries
+    for block in snapshot.rows_of(list(stretches(span, after)), span.reverse, limit):
+        entries += block
+        if pace is not None and len(entries) < limit:
+            pace.look()
+    return entries[:limit]

@@ -47,6 +47,15 @@ def is_short(request: ReadRequest) -> bool:
     return knows_count(request)
 
 
+def finds_places(request: ReadRequest) -> bool:
+    """Whether a read of a spatial index is begun at once: it looks at a few cells, and goes on in a thread if
+    it does not end there. What is counted is read, so that is never short."""
+    span, paging, shape = request.span, request.paging, request.shape
+    if shape.task or shape.examine or shape.distinct or paging.skip or not paging.limit or any(span.after):
+        return False
+    return all(high is not None for _, high in span.spans) and paging.limit <= INLINE_ROWS
+
+
 def within_s(request: ReadRequest) -> float | None:
     """How long a read may take; None for what its limit bounds."""
     if is_plain(request) or not request.paging.within_ms:

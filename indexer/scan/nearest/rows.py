@@ -2,52 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
-from indexer.scan.aggregate.columns import EntryReader
 from indexer.scan.gather.reads import Reads, WrittenAnswer
 from indexer.scan.gather.scatter import Target
 from indexer.scan.gather.service import first_lease_ms, page_bounds
 from indexer.scan.gather.story import explain
-from indexer.scan.local.tasks import Pace
-from indexer.scan.nearest.search import Nearest, Placed, nearest
-from indexer.scan.peer.messages import TIP, Entry
+from indexer.scan.nearest.search import Nearest, nearest
+from indexer.scan.peer.messages import TIP
 from indexer.scan.plan.errors import UnknownIndexError
 from indexer.scan.plan.spatial import nearest_of
 from indexer.scan.plan.waiting import Gone
 from indexer.scan.request.request import Near, ScanRequest
 from indexer.scan.shape.rows import RowMaker, encode
-from keytide.collation import encode_part
-from keytide.definition.binding import Binding
-from keytide.definition.expression import DistanceTo
-from keytide.definition.index import IndexDefinition
-
-
-class MeasuredRows:
-    """Makes the rows of a scan, each with its distance from a place.
-
-    Args:
-        rows: makes them without.
-    """
-
-    def __init__(self, definition: IndexDefinition, to: DistanceTo, rows: RowMaker) -> None:
-        binding = Binding(definition)
-        self._distance = binding.value(to)
-        self._reader = EntryReader(definition, binding.needs(to))
-        self._rows = rows
-
-    def placed(self, entries: Sequence[Entry], pace: Pace) -> list[Placed]:
-        """The rows with what they are ordered by: the distance."""
-        made: list[Placed] = []
-        for part in pace.parts(entries):
-            read = self._reader.read([key for key, _ in part], [value for _, value in part])
-            for one, entry, row in zip(read, part, self._rows.rows(part), strict=True):
-                distance = self._distance(*one)
-                row["distance"] = distance
-                made.append((encode_part(distance), entry[0], row))
-        return made
 
 
 async def scan_nearest(
@@ -62,14 +29,17 @@ async def scan_nearest(
     if record is None:
         raise UnknownIndexError(f"there is no index {name!r} any more")
     to = nearest_of(near, record.definition.keys[0].expression, index.shape.srid)
-    maker = MeasuredRows(record.definition, to, RowMaker(index.shape, request.columns))
+    maker = RowMaker(index.shape, request.columns)
 
     async def work(target: Target) -> Nearest:
-        return await nearest(target, shared, to, wanted, maker.placed)
+        return await nearest(target, shared, to, wanted)
 
     agreed = await shared.read(index, selection, request, seen, gone, work, first_lease_ms(shared))
     seen = shared.seen_too(seen, index, agreed.stamp)
-    rows = [row for _, _, row in agreed.gathered.placed]
+    found = agreed.gathered.entries[:wanted]
+    rows = maker.rows([entry for _, entry in found])
+    for row, (distance, _) in zip(rows, found, strict=True):
+        row["distance"] = float(distance)
     written = await shared.local.threads.run(encode, rows)
     answer = {"rows": msgspec.Raw(written), **shared.head(agreed.stamp, seen), "page": None}
     if request.explain:

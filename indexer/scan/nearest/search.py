@@ -14,26 +14,29 @@ Each search reads the cells of its whole circle again: the last one costs more t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any, Final
+from typing import Final
+
+import numpy as np
 
 from indexer.scan.gather.gather import examine, gather
 from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.scatter import SliceAnswers, Target
 from indexer.scan.gather.service import UNREADABLE
 from indexer.scan.gather.story import add_answers
-from indexer.scan.local.tasks import Pace
+from indexer.scan.nearest.measuring import DistanceColumn
 from indexer.scan.peer.messages import Entry, OutOfTimeError
 from indexer.scan.plan.radii import MARGIN
-from keytide.collation import Span, encode_part, successor
+from keytide.collation import Span
 from keytide.definition.expression import DistanceTo, Relates
 from keytide.definition.spatial.meaning import region_of
+from keytide.geometry import NotAGeometryError
 from keytide.structure.spatial import PLANAR_SRID, intersected, spans_of
 
-Placed = tuple[bytes, bytes, Any]
-"""A row with its place: what it is ordered by (the distance first, encoded), its entry key, the row."""
+Measured = tuple[float, Entry]
+"""An entry, behind how far away it is."""
 ROW_LIMIT: Final = 1_000
 """Entries of a search beyond which a narrower one is tried, or eight times as many as are wanted."""
 FARTHEST: Final = 20_100_000.0
@@ -52,32 +55,26 @@ class Nearest(SliceAnswers):
     """What was found.
 
     Attributes:
-        placed: the wanted ones, in their order.
+        entries: the nearest first, those at one distance in the order of the index; more than were wanted
+            where some are as far away as the last one.
         searches: how many radii were tried.
     """
 
-    placed: list[Placed] = field(default_factory=list)
+    entries: list[Measured] = field(default_factory=list)
     searches: int = 0
 
 
-async def nearest(
-    target: Target,
-    shared: Reads,
-    to: DistanceTo,
-    wanted: int,
-    place: Callable[[Sequence[Entry], Pace], list[Placed]],
-) -> Nearest:
+async def nearest(target: Target, shared: Reads, to: DistanceTo, wanted: int) -> Nearest:
     """The `wanted` entries of a target that are nearest to a place: the `work` of `Reads.read`.
-
-    Args:
-        place: makes rows of entries, with what they are ordered by: the distance first.
 
     Raises:
         OutOfTimeError: it takes longer than the target's time.
         SnapshotMissingError, RetryableError: as `service.page_of`.
     """
     result = Nearest()
-    search = _Search(target, shared, to, max(ROW_LIMIT, 8 * wanted), result, list(target.spans))
+    search = _Search(
+        target, shared, to, max(ROW_LIMIT, 8 * wanted), result, list(target.spans), DistanceColumn(to)
+    )
     whole = WIDEST if to.place.srid == PLANAR_SRID else FARTHEST
     low, high, narrowed = 0.0, math.inf, 0  # radii with too few, and with too many
     radius = min(shared.radii.first(target.index, wanted), whole)
@@ -91,19 +88,32 @@ async def nearest(
             high, narrowed = radius, narrowed + 1
             radius = math.sqrt(low * high) if low else radius / _GROWTH
             continue
-        placed = await shared.local.threads.run(place, entries, shared.local.threads.pace)
-        if not is_last:
-            end = successor(encode_part(radius))
-            placed = [one for one in placed if one[0] < end]
-        if is_last or len(placed) >= wanted:
-            shared.radii.note(target.index, radius, len(placed))
-            result.placed = sorted(placed)[:wanted]
+        found = await search.measured(entries, math.inf if is_last else radius)
+        if is_last or len(found) >= wanted:
+            shared.radii.note(target.index, radius, len(found))
+            result.entries = _nearest(found, wanted)
             return result
         low = radius
-        wider = radius * math.sqrt(MARGIN * wanted / len(placed)) if placed else radius * _GROWTH
+        wider = radius * math.sqrt(MARGIN * wanted / len(found)) if found else radius * _GROWTH
         radius = min(max(wider, radius * 1.5), radius * _GROWTH**2, whole)
         if radius >= high:
             radius = math.sqrt(low * high)
+
+
+def _nearest(found: list[Measured], wanted: int) -> list[Measured]:
+    """The first of some entries, and those that are as far away as the last of these."""
+    found.sort(key=_place)
+    if len(found) <= wanted:
+        return found
+    return found[: bisect_right(found, found[wanted - 1][0], key=_distance)]
+
+
+def _distance(one: Measured) -> float:
+    return one[0]
+
+
+def _place(one: Measured) -> tuple[float, bytes]:
+    return one[0], one[1][0]
 
 
 @dataclass(slots=True)
@@ -121,11 +131,27 @@ class _Search:
     most: int
     result: Nearest
     spans: list[Span]
+    column: DistanceColumn
 
     def around(self, radius: float) -> list[Span]:
         """What of the target may lie within a radius."""
         circle = Relates("dwithin", self.to.operand, self.to.place, radius)
         return intersected(self.spans, spans_of(region_of(circle)))
+
+    async def measured(self, entries: list[Entry], most: float) -> list[Measured]:
+        """The entries that are at most so far away."""
+
+        def work() -> list[Measured]:
+            away = self.column.of(entries)
+            return [(away[at], entries[at]) for at in np.flatnonzero(away <= most).tolist()]
+
+        try:
+            if len(entries) <= ROW_LIMIT:
+                return work()
+            return await self.shared.local.threads.run(work)
+        except (*UNREADABLE, NotAGeometryError):
+            await examine(self.target, self.shared.nodes, b"", False, self.most)
+            raise
 
     async def read(self, spans: list[Span], every: bool) -> list[Entry] | None:
         """The entries of some spans; None when they are too many.

@@ -23,7 +23,7 @@ from indexer.scan.gather.scatter import SliceAnswers, Target
 from indexer.scan.gather.service import UNREADABLE
 from indexer.scan.gather.story import add_answers
 from indexer.scan.local.tasks import Pace
-from indexer.scan.nearest.search import Placed, nearest
+from indexer.scan.nearest.search import nearest
 from indexer.scan.peer.messages import Entry, OutOfTimeError
 from keytide.collation import encode_part, to_json_value
 from keytide.definition.binding import Binding, Needs
@@ -35,6 +35,10 @@ from keytide.query.plan.plan import Plan
 SORT_BLOCK: Final = 2_000
 """Entries that are read at once to be sorted, over all slices. They are merged on the event loop: a
 millisecond."""
+
+
+Placed = tuple[bytes, bytes, list[Any]]
+"""A row with its place: what it is ordered by, its entry key, its values."""
 
 
 class TooManyRowsError(CallerError):
@@ -115,8 +119,10 @@ async def sorted_rows(target: Target, shared: Reads, plan: Plan, maker: OutputMa
     select = plan.select
     wanted = None if select.limit is None else select.limit + select.offset
     if plan.nearest is not None and wanted is not None and wanted <= most:
-        around = await nearest(target, shared, plan.nearest, wanted, maker.placed)
-        found = Sorted(rows=[row for _, _, row in around.placed[select.offset :]])
+        around = await nearest(target, shared, plan.nearest, wanted)
+        entries = [entry for _, entry in around.entries]
+        placed = await shared.local.threads.run(maker.placed, entries, shared.local.threads.pace)
+        found = Sorted(rows=[row for _, _, row in sorted(placed)[select.offset : wanted]])
         add_answers(found, around)
         return found
     bound = most if wanted is None or wanted > most else wanted

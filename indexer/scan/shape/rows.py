@@ -16,7 +16,8 @@ from indexer.scan.peer.messages import Entry
 from indexer.scan.plan.selection import Shape
 from keytide.collation import MISSING, Value, decode_key, to_json_value
 from keytide.errors import CallerError
-from keytide.model.entry import unpack_value
+from keytide.model.entry import unpack_keyed_value, unpack_value
+from keytide.structure.point_keys import decoded_point
 
 ALL_COLUMNS: Final = ("key", "id", "include")
 _encoder: Final = msgspec.json.Encoder()
@@ -49,6 +50,8 @@ class RowMaker:
         key: Sequence[Value] = ()
         none: list[int] = []
         missing = none
+        if self._structure.several:
+            return self._rows_of_places(entries)
         if self._structure.key_in_value:
             entries = itertools.starmap(self._structure.in_full, entries)
         for entry_key, value in entries:
@@ -71,6 +74,22 @@ class RowMaker:
             if with_id:
                 row["id"] = entry_key[end:].decode()
             if with_include:
+                row["include"] = _NO_COLUMNS if include is None else msgspec.Raw(include)
+            made.append(row)
+        return made
+
+    def _rows_of_places(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
+        """The same of a spatial index, nearly all of whose keys are points, which are short to decode."""
+        made: list[dict[str, Any]] = []
+        for entry_key, value in entries:
+            row: dict[str, Any] = {}
+            forms, include, key = unpack_keyed_value(value)
+            if self._key:
+                point = None if forms else decoded_point(key)
+                row["key"] = decode_key(key, self._parts, (), forms)[0] if point is None else [point]
+            if self._id:
+                row["id"] = entry_key[self._structure.id_start(entry_key) :].decode()
+            if self._include:
                 row["include"] = _NO_COLUMNS if include is None else msgspec.Raw(include)
             made.append(row)
         return made

@@ -87,21 +87,20 @@ def _plain(work: SliceWork, most: int) -> EntryBlock:
     request, limit = work.request, work.request.paging.limit
     block = EntryBlock([], [])
     size = 0
-    for low, high in stretches(request.span, work.after):
-        for rows in work.snapshot.rows(low, high, request.span.reverse, limit - len(block.keys)):
-            keys = [key for key, _ in rows]
-            values = [value for _, value in rows]
-            size += sum(map(len, keys))
-            if any(values) or block.values:
-                block.values = block.values or [b""] * len(block.keys)
-                block.values += values
-                size += sum(map(len, values))
-            block.keys += keys
-            work.pace.look()
-            if len(block.keys) >= limit or size >= most:
-                block.more, block.reached = True, block.keys[-1]
-                block.examined = len(block.keys)
-                return block
+    spans = list(stretches(request.span, work.after))
+    for rows in work.snapshot.rows_of(spans, request.span.reverse, limit):
+        keys = [key for key, _ in rows]
+        values = [value for _, value in rows]
+        size += sum(map(len, keys))
+        if any(values) or block.values:
+            block.values = block.values or [b""] * len(block.keys)
+            block.values += values
+            size += sum(map(len, values))
+        block.keys += keys
+        work.pace.look()
+        if len(block.keys) >= limit or size >= most:
+            block.more, block.reached = True, block.keys[-1]
+            break
     block.examined = len(block.keys)
     return block
 

@@ -20,7 +20,7 @@ from typing import Final, Literal
 import msgspec
 
 from indexer.scan.local.cursor import stretches
-from indexer.scan.local.filtering import Filters
+from indexer.scan.local.filtering import Filters, picked
 from indexer.scan.local.once import read_once
 from indexer.scan.local.tasks import SliceWork
 from indexer.view import ReadableSnapshot
@@ -98,26 +98,25 @@ def _compared(work: SliceWork, older: ReadableSnapshot, wanted: ChangesWanted) -
     without_columns = work.definition.structure.without_columns
     test = _filters.test(work.request.span.index, work.definition, work.request.shape)
     size = examined = 0
-    for low, high in stretches(work.request.span, work.after):
-        for place, before, after in _aligned(older.rows(low, high), work.snapshot.rows(low, high)):
-            examined += len(before) + len(after)
-            if before != after:
-                if test is not None:
-                    before = [row for row in before if test(*row)]
-                    after = [row for row in after if test(*row)]
-                if not wanted.include:
-                    before = [(key, without_columns(value)) for key, value in before]
-                    after = [(key, without_columns(value)) for key, value in after]
-                was, now = set(before), set(after)
-                removed = [row for row in before if row not in now] if wanted.side != "added" else []
-                added = [row for row in after if row not in was] if wanted.side != "removed" else []
-                size += sum(len(key) + len(value) for rows in (added, removed) for key, value in rows)
-                found.removed += removed
-                found.added += added
-            work.pace.look()
-            if size >= wanted.bytes or examined >= EXAMINED or work.pace.spent:
-                found.more, found.reached = True, place
-                return found
+    spans = list(stretches(work.request.span, work.after))
+    for place, before, after in _aligned(older.rows_of(spans), work.snapshot.rows_of(spans)):
+        examined += len(before) + len(after)
+        if before != after:
+            if test is not None:
+                before, after = list(picked(test, before)), list(picked(test, after))
+            if not wanted.include:
+                before = [(key, without_columns(value)) for key, value in before]
+                after = [(key, without_columns(value)) for key, value in after]
+            was, now = set(before), set(after)
+            removed = [row for row in before if row not in now] if wanted.side != "added" else []
+            added = [row for row in after if row not in was] if wanted.side != "removed" else []
+            size += sum(len(key) + len(value) for rows in (added, removed) for key, value in rows)
+            found.removed += removed
+            found.added += added
+        work.pace.look()
+        if size >= wanted.bytes or examined >= EXAMINED or work.pace.spent:
+            found.more, found.reached = True, place
+            return found
     return found
 
 

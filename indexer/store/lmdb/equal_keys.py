@@ -51,7 +51,7 @@ def _perhaps(views: Sequence[View], keys: Sequence[bytes]) -> Iterator[bytes]:
 
 def _entries(views: Sequence[View], key: bytes) -> int:
     """How many entries a key has, counted to two."""
-    blocks: Iterator[list[Row]] = live_blocks(views, key, successor(key), False, 2)
+    blocks: Iterator[list[Row]] = live_blocks(views, [(key, successor(key))], False, 2)
     count = 0
     for block in blocks:
         count += len(block)

@@ -33,8 +33,14 @@ FIRST_BLOCK: Final = 128
 millisecond, in which nobody else of the process gets on; larger ones are not read faster (measured)."""
 LARGEST_BLOCK: Final = 1024
 BLOCK_BYTES: Final = 1 << 20
+SPAN_BLOCK: Final = 16
+"""Rows read at first of one of many spans, which are narrow as a rule."""
 _SAMPLED: Final = 16
 """One row of so many tells how large they are."""
+
+
+Bounds = tuple[bytes, bytes | None]
+"""low <= key < high; None for no end."""
 
 
 def table_blocks(
@@ -59,6 +65,64 @@ def table_blocks(
         if block:
             yield block
         return
+
+
+def spans_blocks(
+    cursor: lmdb.Cursor[bytes], spans: Sequence[Bounds], reverse: bool, first: int
+) -> Iterator[list[Row]]:
+    """Rows of one table that lie in some spans, tagged, in blocks: one walk for many narrow spans. What lies
+    between two of them is stepped over or sought past, whichever is less, and of what is read beyond a span
+    the next ones are served.
+
+    Args:
+        spans: disjoint, in the direction of the read.
+        first: rows of the first block.
+    """
+    if reverse or len(spans) == 1:
+        for low, high in spans:
+            yield from table_blocks(cursor, low, high, reverse, first)
+        return
+    found: list[Row] = []
+    at, size = 0, SPAN_BLOCK
+    there = cursor.set_range(spans[0][0])
+    while there:
+        rows = list(islice(cursor.iternext(), size))
+        last = rows[-1][0]
+        begin = 0
+        while begin < len(rows):
+            at = _first_above(spans, rows[begin][0], at)
+            if at == len(spans):
+                if found:
+                    yield found
+                return
+            low, high = spans[at]
+            begin = bisect_left(rows, low, begin, key=_key)
+            end = len(rows) if high is None else bisect_left(rows, high, begin, key=_key)
+            found += rows[begin:end]
+            begin = max(end, begin)
+            if begin == len(rows):
+                break
+        if len(found) >= first:
+            yield found
+            found = []
+        if len(rows) < size:
+            break
+        low, high = spans[at]
+        if last < low:
+            size = SPAN_BLOCK
+            there = cursor.set_range(low)
+        else:  # it goes on
+            size = _next_size(size, rows)
+            there = cursor.next()
+    if found:
+        yield found
+
+
+def _first_above(spans: Sequence[Bounds], key: bytes, at: int) -> int:
+    """The first of the spans from `at` on that does not end at or before a key."""
+    while at < len(spans) and (high := spans[at][1]) is not None and high <= key:
+        at += 1
+    return at
 
 
 def _next_size(size: int, block: list[Row]) -> int:
@@ -126,17 +190,18 @@ class _Head:
 
 
 def live_blocks(
-    views: Sequence[View], low: bytes, high: bytes | None, reverse: bool, first: int
+    views: Sequence[View], spans: Sequence[Bounds], reverse: bool, first: int
 ) -> Iterator[list[Row]]:
     """Entries of several views, given from the oldest to the newest, without tags and markers.
 
     Args:
+        spans: disjoint, in the direction of the read.
         first: rows to read at first.
     """
-    sources = [table_blocks(view.cursor(view.tables.forward), low, high, reverse, first) for view in views]
+    sources = [spans_blocks(view.cursor(view.tables.forward), spans, reverse, first) for view in views]
     with_long = [view for view in views if view.has_long]
     if with_long:
-        sources.append(long_blocks(with_long, low, high, reverse))
+        sources.append(chain.from_iterable(long_blocks(with_long, low, high, reverse) for low, high in spans))
     for block in merged_blocks(sources, reverse):
         live = [(key, value[1:]) for key, value in block if value != REMOVED]
         if live:

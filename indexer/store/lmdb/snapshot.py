@@ -11,7 +11,7 @@ from indexer.store.interface import Applied, Counts, Row, SkipLine, StoredDocume
 from indexer.store.lmdb.equal_keys import shared_keys
 from indexer.store.lmdb.levels import View
 from indexer.store.lmdb.lookup import held_by
-from indexer.store.lmdb.merge import FIRST_BLOCK, live_blocks, merged_blocks, table_blocks
+from indexer.store.lmdb.merge import FIRST_BLOCK, Bounds, live_blocks, merged_blocks, table_blocks
 from keytide.errors import RetryableError
 
 
@@ -40,10 +40,17 @@ class LmdbSnapshot:
                 low = max(low, start_after + b"\x00")
         if limit == 0 or (high is not None and low >= high):
             return
+        yield from self.rows_of(((low, high),), reverse, limit)
+
+    def rows_of(
+        self, spans: Sequence[Bounds], reverse: bool = False, limit: int | None = None
+    ) -> Iterator[list[Row]]:
+        if limit == 0 or not spans:
+            return
         wanted = limit
         with self._reading() as views:
             first = FIRST_BLOCK if limit is None else min(limit, FIRST_BLOCK)
-            for block in live_blocks(views, low, high, reverse, first):
+            for block in live_blocks(views, spans, reverse, first):
                 if wanted is None:
                     yield block
                     continue

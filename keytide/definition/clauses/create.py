@@ -112,7 +112,7 @@ class CreateReader:
             given_splits=by.splits,
             auto_split=True if clauses.auto_split else msgspec.UNSET,
             structure_name=msgspec.UNSET if using == "btree" else using,
-            srid=msgspec.UNSET if clauses.srid is None else clauses.srid.number,
+            srid=0 if clauses.srid is not None and clauses.srid.number == PLANAR_SRID else msgspec.UNSET,
             **slices_of(spread),
         )
         self._validate(definition, columns)
@@ -266,7 +266,7 @@ class CreateReader:
                         at,
                         next_step="There are 4326, longitude and latitude (the default), and 0, a plane.",
                     )
-                clauses.srid = Said(int(value), at) if int(value) == PLANAR_SRID else None
+                clauses.srid = Said(int(value), at)
             else:
                 raise self._at.error(
                     f"there is no option {said.text}",

@@ -9,34 +9,46 @@ PostGIS' geography; in a plane (srid 0) they are those of its geometry (`keytide
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from keytide.collation import MISSING, Value
 from keytide.definition.expression import DistanceTo, PlaceLiteral, Relates
-from keytide.geometry import Geometry, NotAGeometryError, Region, distance, geometry_of
+from keytide.geometry import Geometry, NotAGeometryError, QueryShape, distance, geometry_of, known_geometry
 from keytide.structure.spatial import frame_of
+
+_KEPT: Final = 64
+_of_thread: Final = threading.local()
 
 
 def geometry_literal(place: PlaceLiteral) -> Geometry:
-    """The geometry of a place that a statement gives."""
-    return geometry_of(msgspec.json.decode(place.geojson), frame_of(place.srid))
+    """The geometry of a place that a statement gives. (It is in normal form there: it was read before.)"""
+    return known_geometry(msgspec.json.decode(place.geojson), frame_of(place.srid))
 
 
-def region_of(node: Relates) -> Region:
-    """What a condition asks of places."""
-    return Region(node.relation, geometry_literal(node.place), node.metres)
+def region_of(node: Relates) -> QueryShape:
+    """What a condition asks of places. Made once for each thread that asks, and kept for a while: a plan
+    reads its spans, and then slices test what they find."""
+    kept: dict[Relates, QueryShape] | None = getattr(_of_thread, "kept", None)
+    if kept is None:
+        kept = _of_thread.kept = {}
+    found = kept.get(node)
+    if found is None:
+        if len(kept) >= _KEPT:
+            kept.clear()
+        found = kept[node] = QueryShape(node.relation, geometry_literal(node.place), node.metres)
+    return found
 
 
 def relates(node: Relates) -> Callable[[Value], bool | None]:
     """Whether a value stands in the relation; None when it is no place."""
-    region = region_of(node)
 
     def test(value: Value) -> bool | None:
         geometry = _geometry(value, node.place.srid)
-        return None if geometry is None else region.test(geometry)
+        return None if geometry is None else region_of(node).test(geometry)
 
     return test
 

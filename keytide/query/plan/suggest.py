@@ -16,13 +16,17 @@ from keytide.definition.binding import Binding
 from keytide.definition.expression import (
     And,
     Comparison,
+    DistanceTo,
     DocumentId,
     Expression,
     In,
+    IsNull,
     Literal,
+    Not,
     Or,
     Path,
     Predicate,
+    Relates,
     Unnest,
     identity,
     walk,
@@ -50,16 +54,34 @@ def suggest(select: Select, taken: Collection[str] = (), *, name_btree: bool = F
         name_btree: USING is written, though an index is a btree without it.
     """
     condition = asked_of(select)
-    for keys in (_keys(select, condition), [KeyPart(DocumentId())]):  # by id any query can be answered
+    btree = "USING btree " if name_btree else ""
+    # By id any query can be answered.
+    ways = [(_keys(select, condition), btree, ""), ([KeyPart(DocumentId())], btree, "")]
+    if (place := _place(condition)) is not None:
+        ways.insert(0, ([KeyPart(place[0])], "USING spatial ", "" if place[1] else " WITH (srid=0)"))
+    for keys, using, options in ways:
         keys, include = _with_rest(select, condition, keys)
-        if len(keys) > MAX_KEY_PARTS:
+        if len(keys) > (1 if using == "USING spatial " else MAX_KEY_PARTS):
             continue
-        statement = _statement(select, condition, keys, include, taken, "USING btree " if name_btree else "")
+        statement = _statement(select, condition, keys, include, taken, using) + options
         parsed = parse_statement(statement)
         if isinstance(parsed, CreateIndex):
             made = Candidate(parsed.definition.name, parsed.definition)
             if isinstance(plan_on(select, made, condition), Plan):
                 return statement
+    return None
+
+
+def _place(condition: Predicate) -> tuple[Expression, int] | None:
+    """The expression of a place that a query says something of, and in which system; None if of none."""
+    for one in conjuncts(condition):
+        match one:
+            case Relates(operand=operand, place=place):
+                return operand, place.srid
+            case Not(operand=IsNull(operand=DistanceTo(operand=operand, place=place))):
+                return operand, place.srid
+            case Comparison(left=DistanceTo(operand=operand, place=place)):
+                return operand, place.srid
     return None
 
 

@@ -1,7 +1,8 @@
 """Arithmetic on the unit sphere: positions as vectors, edges as arcs of great circles. Own code, on numpy.
 
-Positions are rows (x, y, z) of arrays; an edge is a pair of them less than 180 degrees apart, and the shorter arc
-between them. Distances are squared chords: they order points as angles do, and are exact for those that are near.
+Positions are rows (x, y, z) of arrays; an edge is a pair of them less than 180 degrees apart, and the shorter
+arc between them. Distances are squared chords: they order points as angles do, and are exact for those that
+are near.
 """
 
 from __future__ import annotations

@@ -23,6 +23,10 @@ LEAF: Final = 30
 """The level of leaves."""
 SIDE: Final = 1 << LEAF
 """Leaves along the side of a face."""
+LEVEL_MOD: Final = 1
+"""Cells of documents have levels that are multiples of it, or are leaves (level 30)."""
+Square = tuple[int, int, int, int]
+"""(face, i, j, level)."""
 _STEP: Final = 6
 _SQUARES: Final = 1 << _STEP
 _LOW: Final = _SQUARES - 1
@@ -112,3 +116,9 @@ def square_of(cell: int) -> tuple[int, int, int, int]:
         i, j = i << 1 | quarter >> 1, j << 1 | quarter & 1
         turn ^= _TURNS[step]
     return face, i << LEAF - level, j << LEAF - level, level
+
+
+def cell_of(square: Square) -> int:
+    """The id of a cell."""
+    face, i, j, level = square
+    return parent_of(leaf_of(face, i, j), level)

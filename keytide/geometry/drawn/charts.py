@@ -1,4 +1,5 @@
-"""Charts: planes that touch the sphere, one for each face of S2's cube, on which great circles are straight."""
+"""Charts: planes that touch the sphere, one for each face of S2's cube, on which great circles are
+straight."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import shapely
 
-from keytide.geometry.sphere import Floats
+from keytide.geometry.drawn.sphere import Floats
 
 FACES: Final = range(6)
 PLANE: Final = 0

@@ -2,21 +2,22 @@
 
 Theory of operation
 ===================
-The bits of doubles, with the sign turned round, are in the order of the numbers. Their top 30 are the place of a
-coordinate, `i` or `j`: a sign, eleven bits of the exponent, eighteen of the fraction. So a cell is a rectangle
-whose bounds are doubles, exactly; a leaf is about a 262,144th of its coordinates wide; and whether coordinates
-are millimetres or light years, there is nothing to be chosen. What it costs: around zero cells are narrow, so a
-shape across an axis has a poor covering.
+The bits of doubles, with the sign turned round, are in the order of the numbers. Their top 30 are the place
+of a coordinate, `i` or `j`: a sign, eleven bits of the exponent, eighteen of the fraction. So a cell is a
+rectangle whose bounds are doubles, exactly; a leaf is about a 262,144th of its coordinates wide; and whether
+coordinates are millimetres or light years, there is nothing to be chosen. What it costs: around zero cells
+are narrow, so a shape across an axis has a poor covering.
 
-Face 0, and its curve, are those of `keytide.geometry.curve`.
+Face 0, and its curve, are those of `keytide.geometry.cells.curve`.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import TYPE_CHECKING, Final
 
-from keytide.geometry.curve import leaf_of, leaves_of
+from keytide.geometry.cells.curve import leaf_of, leaves_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +34,15 @@ def place_of(value: float) -> int:
     """i (or j) of a coordinate, 0..2^30-1."""
     bits: int = _BITS.unpack(_PAIR.pack(value + 0.0, 0.0))[0]
     return (bits ^ _ALL if bits & _SIGN else bits | _SIGN) >> _DROPPED
+
+
+def coordinate_of(place: int) -> float:
+    """The least coordinate that has a place, 0..2^30; infinite beyond what numbers there are."""
+    bits = place << _DROPPED
+    if place >> 30:
+        return math.inf
+    value: float = _PAIR.unpack(_BITS.pack(bits ^ _SIGN if bits & _SIGN else bits ^ _ALL, 0))[0]
+    return value if value == value else (math.inf if bits & _SIGN else -math.inf)
 
 
 def planar_leaf(x: float, y: float) -> int:

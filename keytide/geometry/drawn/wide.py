@@ -4,8 +4,8 @@ Theory of operation
 ===================
 An edge's chord is straight in space, so it is clipped against the pyramid of a face, before it is projected.
 The clipped edges of a polygon and the face's square cut the square into areas; each of these is inside or
-outside as a whole, as a point of it tells. That point is asked on the sphere: an arc from it to a point that is
-known to be inside crosses the ring an even number of times, or an odd one.
+outside as a whole, as a point of it tells. That point is asked on the sphere: an arc from it to a point that
+is known to be inside crosses the ring an even number of times, or an odd one.
 
 All of this takes milliseconds, and is for what spans a third of the earth or more.
 """
@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 import shapely
 
-from keytide.geometry.charts import AXES, FACES, SQUARE, Shape, uvw
-from keytide.geometry.sphere import Floats, crossings, normals, signed_area
+from keytide.geometry.drawn.charts import AXES, FACES, SQUARE, Shape, uvw
+from keytide.geometry.drawn.sphere import Floats, crossings, normals, signed_area
 
 _CLIP: Final = 1.01
 """Edges are clipped somewhat beyond the square, so that they cross its sides."""

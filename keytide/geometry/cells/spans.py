@@ -3,9 +3,9 @@
 Theory of operation
 ===================
 A document may match only if a cell of its covering and one of the query's hold a place in common: then one of
-them is within the other. Cells within a cell of the query are a range of ids; those that one of them is within
-are single ids, one for each level that a document's cell may have. What is beside one another is merged; when
-there are still more than may be, the narrowest gaps are read as well.
+them is within the other. Cells within a cell of the query are a range of ids; those that one of them is
+within are single ids, one for each level that a document's cell may have. What is beside one another is
+merged; when there are still more than may be, the narrowest gaps are read as well.
 
 A document that contains the shape has a cell around any place of it. One place is enough, and has the fewest.
 """
@@ -13,25 +13,27 @@ A document that contains the shape has a cell around any place of it. One place 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from keytide.geometry.covering import (
-    LEVEL_MOD,
+from keytide.geometry.cells.covering import (
     Outline,
-    Square,
     covering,
+    covering_of,
     face_coordinates,
     point_cell,
     rectangles,
     shapes_of,
 )
-from keytide.geometry.curve import LEAF, level_of, parent_of, span_of
+from keytide.geometry.cells.curve import LEAF, LEVEL_MOD, Square, level_of, parent_of, span_of
+from keytide.geometry.cells.quick import circle_cells, planar_circle_cells, polygon_cells, vector_of
+from keytide.geometry.drawn.quiet import quietly
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from keytide.geometry.drawing import Drawing
+    from keytide.geometry.drawn.drawing import Drawing
     from keytide.geometry.geojson import Relation
     from keytide.geometry.shapes import Geometry
 
@@ -42,16 +44,20 @@ _EVERYTHING: Final = [(1, (6 << 61) - 1)]
 
 
 def spans_of(
-    relation: Relation, shape: Geometry, drawing: Drawing, metres: float, most: int
+    relation: Relation, shape: Geometry, drawing: Callable[[], Drawing], metres: float, most: int
 ) -> list[tuple[int, int]]:
-    """What `Region.spans` gives.
+    """What `QueryShape.spans` gives.
 
     Args:
-        drawing: the shape's, prepared.
+        drawing: gives the shape's, prepared, where it is needed.
     """
-    return _merged(_with_ancestors(_cells(relation, shape, drawing, metres, most)), most)
+    cells = _quick_cells(relation, shape, metres, max(8, most // 2))
+    if cells is None:
+        cells = _cells(relation, shape, drawing(), metres, most)
+    return _merged(_with_ancestors(cells), most)
 
 
+@quietly
 def _cells(relation: Relation, shape: Geometry, drawing: Drawing, metres: float, most: int) -> list[int]:
     """The cells of a query; none for everything."""
     if relation == "contains":
@@ -60,29 +66,52 @@ def _cells(relation: Relation, shape: Geometry, drawing: Drawing, metres: float,
     if relation == "dwithin" and metres > 0:
         if shape.frame == "planar":
             return covering(_PlanarBuffer(drawing, metres), most)
-        from keytide.geometry.sphere import EARTH_RADIUS, SPHEROID_SLACK
-
-        angle = metres / (EARTH_RADIUS * (1 - SPHEROID_SLACK)) + 1e-11
+        angle = _angle(metres)
         return covering(_Buffer(drawing, angle), most) if angle < math.pi else []
     if shape.is_point and shape.frame == "planar":
         return [point_cell(shape.x, shape.y, shape.frame)]
-    return covering(Outline(drawing), most)
+    return covering_of(drawing, most)
+
+
+def _quick_cells(relation: Relation, shape: Geometry, metres: float, most: int) -> list[int] | None:
+    """The same of a circle, and of one polygon; None of anything else, and where that is not the way."""
+    planar = shape.frame == "planar"
+    if relation == "contains":
+        return [point_cell(shape.x, shape.y, shape.frame)] if shape.is_point else None
+    if shape.is_point:
+        if relation != "dwithin" or not metres:
+            return None
+        if planar:
+            return planar_circle_cells(shape.x, shape.y, metres, most)
+        return circle_cells(vector_of(shape.x, shape.y), _angle(metres), most)
+    return None if relation == "dwithin" else polygon_cells(shape.geojson, shape.frame, most)
+
+
+def _angle(metres: float) -> float:
+    """At least the angle that a distance comes to on the sphere."""
+    from keytide.geometry.drawn.sphere import EARTH_RADIUS, SPHEROID_SLACK
+
+    return metres / (EARTH_RADIUS * (1 - SPHEROID_SLACK)) + 1e-11
 
 
 def _with_ancestors(cells: list[int]) -> list[tuple[int, int]]:
     if not cells:
         return _EVERYTHING
     found = {span_of(cell) for cell in cells}
+    ancestors: set[int] = set()
     for cell in cells:
-        for level in range(0, level_of(cell), LEVEL_MOD):
+        for level in range((level_of(cell) - 1) // LEVEL_MOD * LEVEL_MOD, -1, -LEVEL_MOD):
             ancestor = parent_of(cell, level)
-            found.add((ancestor, ancestor))
+            if ancestor in ancestors:
+                break  # and so are those around it
+            ancestors.add(ancestor)
+    found.update((ancestor, ancestor) for ancestor in ancestors)
     return sorted(found)
 
 
 def _merged(spans: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
-    """Those that touch become one (between two neighbouring cells' leaves there is an even number, which is no
-    leaf's id), then those with the narrowest gaps."""
+    """Those that touch become one (between two neighbouring cells' leaves there is an even number, which is
+    no leaf's id), then those with the narrowest gaps."""
     found = [spans[0]]
     for low, high in spans[1:]:
         if low <= found[-1][1] + 2:
@@ -128,15 +157,15 @@ class _Buffer:
         self.angle = angle
 
     def seeds(self) -> list[Square]:
-        from keytide.geometry.charts import FACES
+        from keytide.geometry.drawn.charts import FACES
 
         return [(face, 0, 0, 0) for face in FACES]
 
     def look(self, face: int, i: Places, j: Places, level: int) -> tuple[Mask, Mask]:
         import numpy as np
 
-        from keytide.geometry.charts import AXES
-        from keytide.geometry.sphere import chord2_of, nearest, nearest_of_edges
+        from keytide.geometry.drawn.charts import AXES
+        from keytide.geometry.drawn.sphere import chord2_of, nearest, nearest_of_edges
 
         width = 1 << LEAF - level
         sides = [face_coordinates(at) for at in (i, i + width, j, j + width)]

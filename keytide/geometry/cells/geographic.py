@@ -3,15 +3,15 @@
 Theory of operation
 ===================
 S2 puts a cube around the sphere. A point of it, seen from the centre, is at (u, v) on one of six faces, -1..1
-each; a quadratic function takes u and v to s and t, 0..1, so that cells are of about one size; and 2^30 times s
-and t are the leaf (about a centimetre).
+each; a quadratic function takes u and v to s and t, 0..1, so that cells are of about one size; and 2^30 times
+s and t are the leaf (about a centimetre).
 
 *The same on every machine.* Cells are on disk, and compared between processes. But the sines of two machines,
-or of Python and numpy on one, differ in the last bit, and once in about ten million points that bit decides. So
-what is not clear, where 2^30 s is within `_UNCLEAR` of a whole number, is worked out in whole numbers of 192
-bits instead (`_exact_leaf`): the leaf of a position is that of exact arithmetic, always. S2 itself, in doubles,
-may say a neighbour there, a centimetre away, which no query notices: coverings have a margin
-(`keytide.geometry.covering`).
+or of Python and numpy on one, differ in the last bit, and once in about ten million points that bit decides.
+So what is not clear, where 2^30 s is within `_UNCLEAR` of a whole number, is worked out in whole numbers of
+192 bits instead (`_exact_leaf`): the leaf of a position is that of exact arithmetic, always. S2 itself, in
+doubles, may say a neighbour there, a centimetre away, which no query notices: coverings have a margin
+(`keytide.geometry.cells.covering`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import math
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
-from keytide.geometry.curve import SIDE, leaf_of, leaves_of
+from keytide.geometry.cells.curve import SIDE, leaf_of, leaves_of
 
 if TYPE_CHECKING:
     import numpy as np

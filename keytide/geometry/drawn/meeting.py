@@ -2,11 +2,12 @@
 
 Theory of operation
 ===================
-On a chart GEOS decides exactly, of positions that were rounded when they were projected (a nanometre). So that
-a point on an edge, or a box that ends at another's edge, is not a matter of such rounding, what is within
-`TOLERANCE` meets, and is covered: PostGIS' ST_Intersects of geographies is ST_Distance < 0.00001.
+On a chart GEOS decides exactly, of positions that were rounded when they were projected (a nanometre). So
+that a point on an edge, or a box that ends at another's edge, is not a matter of such rounding, what is
+within `TOLERANCE` meets, and is covered: PostGIS' ST_Intersects of geographies is ST_Distance < 0.00001.
 
-The tolerance is applied in units of the chart: ten micrometres in its middle, a third of that at a face's corner.
+The tolerance is applied in units of the chart: ten micrometres in its middle, a third of that at a face's
+corner.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import numpy as np
 import shapely
 from numpy.typing import NDArray
 
-from keytide.geometry.charts import FACES, SQUARE, Shape, face_of, uvw
-from keytide.geometry.drawing import Drawing
-from keytide.geometry.sphere import EARTH_RADIUS, Floats
+from keytide.geometry.drawn.charts import FACES, SQUARE, Shape, face_of, uvw
+from keytide.geometry.drawn.drawing import Drawing
+from keytide.geometry.drawn.sphere import EARTH_RADIUS, Floats
 
 TOLERANCE: Final = 1e-5 / EARTH_RADIUS
 """Radians: ten micrometres."""
+_MANY: Final = 50
+"""Points for which a halo is worth its making."""
 _HORIZON: Final = 0.1
 """What has less of w on a chart is nowhere near to what is whole on it."""
 
@@ -55,18 +58,26 @@ def hold(drawing: Drawing, vector: Floats) -> NDArray[np.bool_]:
     """Which of many positions, as vectors, are on a geographic geometry."""
     found = np.zeros(len(vector), bool)
     if drawing.whole:
-        _hold_some(found, drawing.on(drawing.whole[0]), uvw(vector, drawing.whole[0]), slice(None))
+        chart = drawing.whole[0]
+        _hold_some(found, drawing, drawing.on(chart), uvw(vector, chart), slice(None))
         return found
     faces = face_of(vector)
     for face in np.unique(faces).tolist():
         shape = drawing.piece(face)
         if shape is not None:
             some = np.flatnonzero(faces == face)
-            _hold_some(found, shape, uvw(vector[some], face), some)
+            _hold_some(found, drawing, shape, uvw(vector[some], face), some)
     return found
 
 
-def _hold_some(found: NDArray[np.bool_], shape: Shape, seen: Floats, some: NDArray[np.int64] | slice) -> None:
+def _hold_some(
+    found: NDArray[np.bool_],
+    drawing: Drawing,
+    shape: Shape,
+    seen: Floats,
+    some: NDArray[np.int64] | slice,
+) -> None:
+    """Say which of some positions, as a chart sees them, are on a shape; in place."""
     w = seen[:, 2]
     ahead = w > _HORIZON
     divisor = np.where(ahead, w, 1.0)
@@ -77,6 +88,9 @@ def _hold_some(found: NDArray[np.bool_], shape: Shape, seen: Floats, some: NDArr
     at = np.flatnonzero(near)
     on = np.asarray(shapely.intersects_xy(shape, u[at], v[at]))
     rest = at[~on]
+    near[rest] = False
+    if len(rest) > _MANY:
+        rest = rest[np.asarray(shapely.intersects_xy(drawing.halo(shape), u[rest], v[rest]))]
     near[rest] = shapely.dwithin(shape, shapely.points(u[rest], v[rest]), TOLERANCE)
     found[some] = near
 

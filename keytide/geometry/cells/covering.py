@@ -4,33 +4,35 @@ Theory of operation
 ===================
 As S2's region coverer does it: begin with the few cells that are about as large as the geometry, and go on to
 split the largest, leaving out those that do not touch the geometry, as long as there are no more than `most`.
-A cell is a rectangle on the chart of its face, so GEOS says whether it touches, and whether it is inside (then
-it is not split any more); all cells of a level are asked about together.
+A cell is a rectangle on the chart of its face, so GEOS says whether it touches, and whether it is inside
+(then it is not split any more); all cells of a level are asked about together.
 
 Rectangles are taken `_MARGIN` larger than they are. So what is within the tolerance of meeting
-(`keytide.geometry.meeting`), or was put into a neighbouring leaf by rounding, still is in a cell that both
-coverings know.
+(`keytide.geometry.drawn.meeting`), or was put into a neighbouring leaf by rounding, still is in a cell that
+both coverings know.
 
-Cells of documents have only levels that are multiples of `LEVEL_MOD` (or are leaves): a query must look for every
-cell that any of its own is in, and finds fewer of them.
+Cells of documents have only levels that are multiples of `LEVEL_MOD` (or are leaves): a query must look for
+every cell that any of its own is in, and finds fewer of them.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
-from keytide.geometry.cells import leaf_at, leaves_at
-from keytide.geometry.curve import LEAF, SIDE, leaf_of, parent_of
+from keytide.geometry.cells.curve import LEAF, LEVEL_MOD, SIDE, Square, cell_of
+from keytide.geometry.cells.geographic import leaf_at, leaves_at
+from keytide.geometry.cells.plane import lowest_of, place_of, planar_leaf, planar_leaves
+from keytide.geometry.cells.quick import polygon_cells
+from keytide.geometry.drawn.quiet import quietly
 from keytide.geometry.geojson import Frame
-from keytide.geometry.plane import lowest_of, place_of, planar_leaf, planar_leaves
 from keytide.geometry.shapes import Geometry
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from keytide.geometry.charts import Shape
-    from keytide.geometry.drawing import Drawing
+    from keytide.geometry.drawn.charts import Shape
+    from keytide.geometry.drawn.drawing import Drawing
 
     Floats = NDArray[np.float64]
     Places = NDArray[np.int64]
@@ -38,16 +40,11 @@ if TYPE_CHECKING:
 
 CELL_BYTES: Final = 8
 """A cell id is an unsigned 64-bit number; big-endian bytes keep its order."""
-LEVEL_MOD: Final = 1
-"""Cells of documents have levels that are multiples of it, or are leaves (level 30)."""
 _MARGIN: Final = 8e-12
 """In units of a face: five times the tolerance, and a 200th of a leaf."""
 
 _LARGE: Final = 150
 """Positions."""
-
-Square = tuple[int, int, int, int]
-"""(face, i, j, level)."""
 
 
 def point_cell(x: float, y: float, frame: Frame) -> int:
@@ -72,10 +69,16 @@ def cells_of(geometry: Geometry, most: int = 8) -> tuple[int, ...]:
     """
     if geometry.is_point:
         return (point_cell(geometry.x, geometry.y, geometry.frame),)
-    drawing = geometry.drawing
-    # Preparing pays where there is much to be indexed; what others may be asking is not prepared.
-    large = len(drawing.at) > _LARGE
-    return tuple(covering(Outline(drawing.prepared() if large else drawing), most))
+    found = polygon_cells(geometry.geojson, geometry.frame, most)
+    return tuple(covering_of(geometry.drawing, most) if found is None else found)
+
+
+@quietly
+def covering_of(drawing: Drawing, most: int) -> list[int]:
+    """A covering of what nobody else is changing, or of a copy: preparing pays where there is much to be
+    indexed, and what others may be asking is not prepared."""
+    large = len(drawing.at) > _LARGE and not drawing.prepare
+    return covering(Outline(drawing.prepared() if large else drawing), most)
 
 
 class Covered(Protocol):
@@ -151,12 +154,6 @@ def _touching(what: Covered, seeds: list[Square], done: list[Square]) -> list[Sq
     return found
 
 
-def cell_of(square: Square) -> int:
-    """The id of a cell."""
-    face, i, j, level = square
-    return parent_of(leaf_of(face, i, j), level)
-
-
 class Outline:
     """A drawing, to be covered as it is."""
 
@@ -193,7 +190,7 @@ class Outline:
 
 def shapes_of(drawing: Drawing) -> dict[int, Shape]:
     """Face -> what of a drawing is on its square, and maybe more."""
-    from keytide.geometry.charts import BORDER, FACES, PLANE, face_of
+    from keytide.geometry.drawn.charts import BORDER, FACES, PLANE, face_of
 
     if not drawing.geographic:
         return {PLANE: drawing.on(PLANE)}

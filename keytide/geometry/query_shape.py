@@ -1,11 +1,12 @@
-"""`Region`: one query shape with a relation."""
+"""`QueryShape`: one query shape with a relation."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, Literal, final
 
 from keytide.geometry.distance import geodesics, nearest_places, same_frame
+from keytide.geometry.drawn.quiet import quietly
 from keytide.geometry.geojson import NotAGeometryError, Relation
 from keytide.geometry.shapes import Geometry
 
@@ -13,14 +14,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from keytide.geometry.drawing import Drawing
+    from keytide.geometry.drawn.drawing import Drawing
 
     Floats = NDArray[np.float64]
     Mask = NDArray[np.bool_]
 
 
 @final
-class Region:
+class QueryShape:
     """A query's shape, prepared: DOCUMENT <relation> SHAPE.
 
     One thread at a time: what is prepared is built as tests need it. Geometries are shared freely.
@@ -41,6 +42,7 @@ class Region:
         self.shape: Final = shape
         self.metres: Final = metres
         self._drawing: Drawing | None = None
+        self._sides: Floats | Literal[False] | None = False
 
     @property
     def drawing(self) -> Drawing:
@@ -52,9 +54,9 @@ class Region:
     def spans(self, most: int = 32) -> list[tuple[int, int]]:
         """Inclusive ranges of cell ids, disjoint and ascending, never more than `most` (at least 1): every
         document that `test` takes has one of its `cells_of` in one of them."""
-        from keytide.geometry.spans import spans_of
+        from keytide.geometry.cells.spans import spans_of
 
-        return spans_of(self.relation, self.shape, self.drawing, self.metres, most)
+        return spans_of(self.relation, self.shape, lambda: self.drawing, self.metres, most)
 
     def test(self, geometry: Geometry) -> bool:
         """Whether a document's geometry has the relation.
@@ -62,11 +64,10 @@ class Region:
         Raises:
             NotAGeometryError: it is of the other frame.
         """
-        if same_frame(self.shape, geometry):
-            return self._test_geographic(geometry)
+        geographic = same_frame(self.shape, geometry)
         if geometry.is_point:
             return self._test_one(geometry)
-        return self._test_planar(geometry)
+        return self._test_geographic(geometry) if geographic else self._test_planar(geometry)
 
     def _test_one(self, geometry: Geometry) -> bool:
         import numpy as np
@@ -75,10 +76,11 @@ class Region:
             self.test_points(np.array([geometry.x], np.float64), np.array([geometry.y], np.float64))[0]
         )
 
+    @quietly
     def _test_planar(self, geometry: Geometry) -> bool:
         import shapely
 
-        from keytide.geometry.charts import PLANE
+        from keytide.geometry.drawn.charts import PLANE
 
         shape, other = self.drawing.on(PLANE), geometry.drawing.on(PLANE)
         match self.relation:
@@ -89,12 +91,11 @@ class Region:
             case "contains":
                 return bool(shapely.within(shape, other))
             case "dwithin":
-                return bool(shapely.dwithin(shape, other, self.metres))
+                return bool(shapely.distance(shape, other) <= self.metres)  # as `distance` says
 
+    @quietly
     def _test_geographic(self, geometry: Geometry) -> bool:
-        if geometry.is_point and self.relation != "contains":
-            return self._test_one(geometry)
-        from keytide.geometry.meeting import cover, meet
+        from keytide.geometry.drawn.meeting import cover, meet
 
         match self.relation:
             case "intersects":
@@ -107,9 +108,9 @@ class Region:
                 return self._is_near(geometry.drawing)
 
     def _is_near(self, drawing: Drawing) -> bool:
-        from keytide.geometry.drawing import cap
-        from keytide.geometry.meeting import meet
-        from keytide.geometry.sphere import EARTH_RADIUS, SPHEROID_SLACK
+        from keytide.geometry.drawn.drawing import cap
+        from keytide.geometry.drawn.meeting import meet
+        from keytide.geometry.drawn.sphere import EARTH_RADIUS, SPHEROID_SLACK
 
         (middle, radius), (other, width) = cap(self.drawing.vector), cap(drawing.vector)
         apart = 2 * math.asin(min(1.0, math.dist(middle, other) / 2)) - radius - width
@@ -119,6 +120,7 @@ class Region:
             return True
         return bool(geodesics(*nearest_places(self.drawing, drawing))[0] <= self.metres)
 
+    @quietly
     def test_points(self, xs: Floats, ys: Floats) -> Mask:
         """The same of many points, in range: as `test` would say of each."""
         import numpy as np
@@ -127,24 +129,34 @@ class Region:
             return np.zeros(0, bool)
         if self.shape.frame == "planar":
             return self._planar_points(xs, ys)
-        from keytide.geometry.meeting import hold
-        from keytide.geometry.sphere import vectors
+        from keytide.geometry.drawn.convex import hold_convex
+        from keytide.geometry.drawn.meeting import hold
+        from keytide.geometry.drawn.sphere import vectors
 
         at = np.stack((xs, ys), axis=1)
         vector = vectors(at)
         match self.relation:
             case "intersects" | "within":
-                return hold(self.drawing, vector)
+                sides = self._inner_sides()
+                return hold(self.drawing, vector) if sides is None else hold_convex(sides, vector)
             case "contains":
                 return self._same_places(vector)
             case "dwithin":
                 return self._near_points(at, vector)
 
+    def _inner_sides(self) -> Floats | None:
+        """Those of a convex polygon; worked out once."""
+        if self._sides is False:
+            from keytide.geometry.drawn.convex import inner_sides
+
+            self._sides = inner_sides(self.shape.geojson, self.shape.drawing.vector)
+        return self._sides
+
     def _planar_points(self, xs: Floats, ys: Floats) -> Mask:
         import numpy as np
         import shapely
 
-        from keytide.geometry.charts import PLANE
+        from keytide.geometry.drawn.charts import PLANE
 
         shape = self.drawing.on(PLANE)
         match self.relation:
@@ -158,13 +170,13 @@ class Region:
                 same: Mask = (xs == at[0, 0]) & (ys == at[0, 1])
                 return same if (at == at[0]).all() else np.zeros(len(xs), bool)
             case "dwithin":
-                return np.asarray(shapely.dwithin(shape, shapely.points(xs, ys), self.metres))
+                return np.asarray(shapely.distance(shape, shapely.points(xs, ys)) <= self.metres)
 
     def _same_places(self, vector: Floats) -> Mask:
         """Which positions are all that the shape is."""
         import numpy as np
 
-        from keytide.geometry.meeting import TOLERANCE
+        from keytide.geometry.drawn.meeting import TOLERANCE
 
         found: Mask = np.ones(len(vector), bool)
         if len(self.drawing.vector) > self.drawing.points and np.ptp(self.drawing.vector, axis=0).any():
@@ -179,8 +191,8 @@ class Region:
         """On the sphere first: only near the limit does the spheroid decide."""
         import numpy as np
 
-        from keytide.geometry.meeting import TOLERANCE, hold
-        from keytide.geometry.sphere import EARTH_RADIUS, SPHEROID_SLACK, chord2_of, degrees, nearest
+        from keytide.geometry.drawn.meeting import TOLERANCE, hold
+        from keytide.geometry.drawn.sphere import EARTH_RADIUS, SPHEROID_SLACK, chord2_of, degrees, nearest
 
         near = chord2_of(self.metres * (1 - SPHEROID_SLACK) / EARTH_RADIUS)
         far = chord2_of(self.metres * (1 + SPHEROID_SLACK) / EARTH_RADIUS + TOLERANCE)

@@ -1,0 +1,80 @@
+"""Conditions on the place of a spatial index's entries, told of blocks of them at once.
+
+Nearly all places are points, whose coordinates stand where they always do in their values
+(`keytide.structure.point_keys`): of a block they are taken as columns, and compared as such. Only of other
+places a geometry is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from indexer.scan.peer.messages import Entry
+from keytide.collation import decode_key
+from keytide.definition.expression import Predicate, Relates, same
+from keytide.definition.index import IndexDefinition
+from keytide.definition.spatial.meaning import region_of
+from keytide.geometry import NotAGeometryError, geometry_of
+from keytide.model.entry import unpack_keyed_value
+from keytide.query.parse.normal import conjuncts
+from keytide.structure.point_keys import key_at_end, points_of
+from keytide.structure.spatial import frame_of
+
+
+def parted(definition: IndexDefinition, condition: Predicate) -> tuple[list[Relates], list[Predicate]]:
+    """The conditions on the place of a spatial index's entries, and the others, all of which must hold."""
+    places: list[Relates] = []
+    others: list[Predicate] = []
+    key = definition.keys[0].expression
+    for one in conjuncts(condition):
+        if isinstance(one, Relates) and one.place.srid == definition.system and same(one.operand, key):
+            places.append(one)
+        else:
+            others.append(one)
+    return places, others
+
+
+class PlaceTest:
+    """Whether the places of entries stand in some relations. Any thread.
+
+    Args:
+        nodes: the conditions, at least one, all of which must hold.
+        rest: what else is tested, of the entries for which they do; None for nothing.
+
+    Testing raises:
+        InvariantViolationError: an entry was not made for this structure.
+    """
+
+    def __init__(self, nodes: Sequence[Relates], rest: Callable[[bytes, bytes], bool] | None) -> None:
+        self._nodes = nodes
+        self._rest = rest
+        self._frame = frame_of(nodes[0].place.srid)
+
+    def __call__(self, entry_key: bytes, value: bytes) -> bool:
+        return bool(self.pick([(entry_key, value)]))
+
+    def pick(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Those for which the conditions hold, in order."""
+        regions = [region_of(node) for node in self._nodes]
+        keys = [key_at_end(value) or unpack_keyed_value(value)[2] for _, value in entries]
+        are, xs, ys = points_of(keys)
+        wanted = are.copy()
+        held = None
+        for region in regions:
+            found = region.test_points(xs, ys)
+            held = found if held is None else held & found
+        wanted[are] = held
+        for at in (~are).nonzero()[0].tolist():
+            wanted[at] = self._meets(keys[at])
+        found_entries = [entry for entry, one in zip(entries, wanted.tolist(), strict=True) if one]
+        if self._rest is None:
+            return found_entries
+        rest = self._rest
+        return [entry for entry in found_entries if rest(*entry)]
+
+    def _meets(self, key: bytes) -> bool:
+        try:
+            geometry = geometry_of(decode_key(key, 1)[0][0], self._frame)
+        except NotAGeometryError:
+            return False  # (no entry has such a key)
+        return all(region_of(node).test(geometry) for node in self._nodes)

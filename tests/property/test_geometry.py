@@ -1,0 +1,453 @@
+"""Geometries, their cells and their relations against brute force (`tests/geometry_oracle.py`)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from bisect import bisect_right
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from keytide.geometry import (
+    LEVEL_MOD,
+    Frame,
+    Geometry,
+    NotAGeometryError,
+    QueryShape,
+    Relation,
+    bounds,
+    cells_of,
+    distance,
+    distances,
+    envelope,
+    geometry_of,
+    known_geometry,
+    point,
+    point_cell,
+    point_cells,
+)
+from keytide.geometry.cells.curve import LEAF, level_of, parent_of, span_of, square_of
+from keytide.geometry.cells.plane import lowest_of, places_of
+from tests import geometry_oracle as oracle
+from tests import geometry_shapes as shapes
+from tests import share
+
+RELATIONS: tuple[Relation, ...] = ("intersects", "within", "contains", "dwithin")
+seeds = st.integers(0, 2**32)
+
+
+def geometry(raw: shapes.Json, frame: Frame = "geographic") -> Geometry | None:
+    """None for the few that thin rings make invalid."""
+    try:
+        return geometry_of(raw, frame)
+    except NotAGeometryError:
+        return None
+
+
+def pair(seed: int) -> tuple[random.Random, Geometry, Geometry] | None:
+    """A document, and a query's shape somewhere near it."""
+    rng = random.Random(seed)
+    middle, size = shapes.place(rng), shapes.size_of(rng)
+    near = shapes.beside(middle, rng.uniform(0, 7), min(1.5, size * rng.uniform(0, 3)))
+    document = geometry(shapes.shape(rng, middle, size))
+    shape = geometry(shapes.shape(rng, near, min(1.4, size * 10 ** rng.uniform(-1.5, 0.5))))
+    return None if document is None or shape is None else (rng, document, shape)
+
+
+def found(cells: tuple[int, ...], spans: list[tuple[int, int]]) -> bool:
+    """Whether a document with these cells is read."""
+    lows = [low for low, _ in spans]
+    at = [bisect_right(lows, cell) - 1 for cell in cells]
+    return any(n >= 0 and cell <= spans[n][1] for n, cell in zip(at, cells, strict=True))
+
+
+def check_spans(spans: list[tuple[int, int]], most: int) -> None:
+    assert 1 <= len(spans) <= most
+    assert all(low <= high for low, high in spans)
+    assert all(one[1] < other[0] for one, other in pairwise(spans))
+
+
+# --- relations --------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=share.examples(800), deadline=None)
+@given(seed=seeds)
+@example(343)  # wider than half the earth, where PostGIS says that they meet
+@example(1441)
+@example(1669)
+def test_relations_are_those_of_brute_force_and_what_matches_is_read(seed: int) -> None:
+    made = pair(seed)
+    if made is None:
+        return
+    rng, document, shape = made
+    a, b = oracle.Sphere(document.geojson), oracle.Sphere(shape.geojson)
+    cells = cells_of(document)
+    wanted: dict[Relation, bool | None] = {
+        "intersects": oracle.meet(a, b),
+        "within": oracle.covers(b, a),
+        "contains": oracle.covers(a, b),
+    }
+    for relation, want in wanted.items():
+        region = QueryShape(relation, shape)
+        got = region.test(document)
+        assert want is None or got == want, relation
+        if got:
+            most = rng.choice([4, 16, 32, 64])
+            spans = region.spans(most)
+            check_spans(spans, most)
+            assert found(cells, spans), relation
+
+
+@settings(max_examples=share.examples(500), deadline=None)
+@given(seed=seeds)
+def test_distances_are_those_of_brute_force_and_what_is_near_is_read(seed: int) -> None:
+    made = pair(seed)
+    if made is None:
+        return
+    rng, document, shape = made
+    a, b = oracle.Sphere(document.geojson), oracle.Sphere(shape.geojson)
+    metres = distance(document, shape)
+    meets = oracle.meet(a, b)
+    if meets:
+        assert metres == 0
+    elif meets is False:
+        possible = oracle.possible_distances(a, b)
+        known = [one for one in possible if one is not None]
+        assert len(known) < len(possible) or any(
+            math.isclose(metres, one, rel_tol=1e-8, abs_tol=1e-5) for one in known
+        )
+    limit = metres * rng.choice([0.5, 0.999, 1.001, 1.5]) + rng.choice([0, 1])
+    region = QueryShape("dwithin", shape, limit)
+    assert region.test(document) == (metres <= limit)
+    if metres <= limit:
+        spans = region.spans()
+        check_spans(spans, 32)
+        assert found(cells_of(document), spans)
+
+
+@settings(max_examples=share.examples(240), deadline=None)
+@given(seed=seeds)
+def test_many_points_are_tested_and_measured_as_one_is(seed: int) -> None:
+    rng = random.Random(seed)
+    middle, size = shapes.place(rng), shapes.size_of(rng)
+    raw = shapes.shape(rng, middle, size)
+    frame: Frame = rng.choice(["geographic", "geographic", "planar"])
+    shape = geometry(raw, frame)
+    if shape is None:
+        return
+    at = [
+        shapes.beside(middle, rng.uniform(0, 7), size * rng.uniform(0, 2))
+        for _ in range(rng.choice([10, 25, 90]))
+    ]
+    at += [one for edge in oracle.pieces(raw).lines for one in edge]
+    xs, ys = np.array([one[0] for one in at], float), np.array([one[1] for one in at], float)
+    points = [point(x, y, frame) for x, y in zip(xs.tolist(), ys.tolist(), strict=True)]
+    limit = rng.uniform(0, 2) * size * (6.4e6 if frame == "geographic" else 57)
+    for relation in RELATIONS:
+        region = QueryShape(relation, shape, limit)
+        answers = region.test_points(xs, ys).tolist()
+        assert answers == [region.test(one) for one in points], relation
+        spans = region.spans()
+        for one, answer in zip(points, answers, strict=True):
+            assert not answer or found(cells_of(one), spans), relation
+    measured = distances(shape, xs, ys).tolist()
+    alone = [distance(shape, one) for one in points]
+    assert all(map(lambda a, b: math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-6), measured, alone))
+
+
+def grid_shape(rng: random.Random) -> shapes.Json:
+    """A shape with small whole coordinates, so that much of it touches, and lies on one line."""
+
+    def corner() -> list[float]:
+        return [rng.randint(-4, 4), rng.randint(-4, 4)]
+
+    kind = rng.choice(["box", "Polygon", "Polygon", "Point", "LineString"])
+    if kind == "box":
+        west, south = corner()
+        return shapes.box(west, south, rng.randint(1, 4), rng.randint(1, 4))
+    if kind == "Point":
+        return {"type": "Point", "coordinates": corner()}
+    if kind == "LineString":
+        return {"type": "LineString", "coordinates": [corner(), corner()]}
+    ring = [corner() for _ in range(rng.randint(3, 6))]
+    return {"type": "Polygon", "coordinates": [[*ring, ring[0]]]}
+
+
+@settings(max_examples=share.examples(1600), deadline=None)
+@given(seed=seeds)
+def test_relations_in_the_plane_are_exact(seed: int) -> None:
+    rng = random.Random(seed)
+    one, other = geometry(grid_shape(rng), "planar"), geometry(grid_shape(rng), "planar")
+    if one is None or other is None:
+        return
+    cells = cells_of(one)
+    regions = {relation: QueryShape(relation, other, 1.5) for relation in RELATIONS}
+    got = {relation: region.test(one) for relation, region in regions.items()}
+    for relation, region in regions.items():
+        assert not got[relation] or found(cells, region.spans(rng.choice([4, 32]))), relation
+    kinds = one.geojson["type"], other.geojson["type"]
+    if kinds == ("Polygon", "Polygon"):
+        a, b = (oracle.FlatPolygon(shape.geojson["coordinates"]) for shape in (one, other))
+        assert got["intersects"] == oracle.flat_meet(a, b)
+        assert got["within"] == oracle.flat_covers(b, a)
+        assert got["contains"] == oracle.flat_covers(a, b)
+    elif kinds == ("Point", "Polygon"):
+        where = oracle.FlatPolygon(other.geojson["coordinates"]).where(oracle.flat([one.x, one.y]))
+        assert (got["intersects"], got["within"], got["contains"]) == (where >= 0, where > 0, False)
+    elif kinds == ("Point", "LineString"):
+        edge = oracle.edges_of(other.geojson["coordinates"])[0]
+        assert got["intersects"] == oracle.on_edge(oracle.flat([one.x, one.y]), edge)
+    assert got["intersects"] <= got["dwithin"] == (distance(one, other) <= 1.5)
+
+
+# --- cells ------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=share.examples(600), deadline=None)
+@given(seed=seeds)
+def test_a_covering_is_disjoint_and_holds_every_point_of_the_shape(seed: int) -> None:
+    rng = random.Random(seed)
+    frame: Frame = rng.choice(["geographic", "planar"])
+    middle, size = shapes.place(rng), shapes.size_of(rng)
+    shape = geometry(shapes.shape(rng, middle, size), frame)
+    if shape is None:
+        return
+    most = rng.choice([1, 4, 8, 20])
+    cells = cells_of(shape, most)
+    assert 1 <= len(cells) <= max(most, 24)
+    assert most < 24 or len(cells) <= most
+    assert all(one < other for one, other in pairwise(cells))
+    assert all(one[1] < other[0] for one, other in pairwise(map(span_of, cells)))
+    assert all(level_of(cell) % LEVEL_MOD == 0 or level_of(cell) == LEAF for cell in cells)
+    found_spans = [span_of(cell) for cell in cells]
+    at = [shapes.beside(middle, rng.uniform(0, 7), size * rng.uniform(0, 1.5)) for _ in range(30)]
+    parts = oracle.pieces(shape.geojson)
+    at += [*parts.points, *itertools.chain(*parts.lines), *(p for rings in parts.polygons for p in rings[0])]
+    region = QueryShape("intersects", shape)
+    for x, y in at:
+        if region.test(one := point(x, y, frame)):
+            leaf = point_cell(one.x, one.y, frame)
+            # Within the tolerance of the shape, a point may be in the next leaf.
+            assert found((leaf,), found_spans) or distance(one, shape) < 1e-4 or oracle_far(shape, x, y)
+
+
+def oracle_far(shape: Geometry, x: float, y: float) -> bool:
+    """Whether a point is not clearly of a shape."""
+    return shape.frame == "geographic" and not oracle.Sphere(shape.geojson).holds(oracle.vector([x, y]))
+
+
+@settings(max_examples=share.examples(400), deadline=None)
+@given(st.lists(st.tuples(st.floats(-180, 180), st.floats(-90, 90)), min_size=1, max_size=40))
+@example(list(itertools.product([-180, -135, -90, -45, 0, 45, 90, 135, 180], [-90, -45, -30, 0, 45, 90])))
+def test_the_cell_of_a_point_is_that_of_s2_and_of_many(at: list[tuple[float, float]]) -> None:
+    ids = [point_cell(x, y, "geographic") for x, y in at]
+    for (x, y), cell in zip(at, ids, strict=True):
+        leaf, clear = oracle.s2_leaf([x, y])
+        assert cell == leaf or clear < 2e-5
+        assert cells_of(point(x, y, "geographic")) == (cell,)
+    xs, ys = np.array(at, float).T
+    assert point_cells(xs, ys, "geographic").tolist() == ids
+
+
+finite = st.floats(-1e150, 1e150)
+
+
+@settings(max_examples=share.examples(400), deadline=None)
+@given(st.lists(st.tuples(finite, finite), min_size=1, max_size=20), st.integers(0, LEAF))
+@example([(0.0, -0.0), (-0.0, 5e-324), (-5e-324, 1e150)], 30)
+def test_a_planar_cell_holds_what_is_within_its_bounds(at: list[tuple[float, float]], level: int) -> None:
+    xs, ys = np.array(at, float).T
+    leaves = [point_cell(x, y, "planar") for x, y in at]
+    assert point_cells(xs, ys, "planar").tolist() == leaves
+    width = 1 << LEAF - level
+    for leaf in leaves:
+        cell = parent_of(leaf, level)
+        low, high = span_of(cell)
+        face, i, j, _ = square_of(cell)
+        assert face == 0
+        left, below, right, above = lowest_of(np.array([i, j, i + width, j + width])).tolist()
+        for (x, y), other in zip(at, leaves, strict=True):
+            assert (low <= other <= high) == (left <= x < right and below <= y < above)
+
+
+@given(st.lists(finite, min_size=2, max_size=20))
+def test_places_are_in_the_order_of_numbers(values: list[float]) -> None:
+    places = places_of(np.array(sorted(values), float)).tolist()
+    assert places == sorted(places)
+    assert all(0 <= place < 1 << LEAF for place in places)
+
+
+# --- reading ----------------------------------------------------------------------------------------------
+
+KINDS = ["Point", "MultiPoint", "LineString", "MultiLineString", "Polygon", "MultiPolygon"]
+NUMBERS = [0, 1, 2, 3, -1, 0.5, 10.0, -0.0, 90, 180, -180, 45, 1e-9, 1e-320, 89.99999999999999]
+WRONG: list[Any] = [
+    None,
+    True,
+    "1",
+    [],
+    {},
+    [1],
+    [1, 2, 3, 4],
+    math.nan,
+    math.inf,
+    -math.inf,
+    10**400,
+    1e300,
+    180.5,
+    -91,
+]
+scalars = (
+    st.none() | st.booleans() | st.text(max_size=3) | st.floats() | st.integers() | st.sampled_from(WRONG)
+)
+members = st.sampled_from(["type", "coordinates", "geometries", "bbox"])
+anything = st.recursive(
+    scalars | st.sampled_from([*KINDS, "GeometryCollection", "Feature"]),
+    lambda some: st.lists(some, max_size=3) | st.dictionaries(members, some, max_size=3),
+    max_leaves=12,
+)
+
+
+def nearly(rng: random.Random, depth: int = 0) -> Any:
+    """What looks like a geometry, with numbers that are often the same, and now and then something wrong."""
+    if depth < 10 and rng.random() < (0.2 if depth == 0 else 0.5 if depth < 9 else 0.9) * (depth != 1):
+        return {
+            "type": "GeometryCollection",
+            "geometries": [nearly(rng, depth + 1) for _ in range(rng.randint(rng.random() < 0.9, 2))],
+        }
+    wrong = 0.01 if rng.random() < 0.3 else 0.0
+
+    def maybe(value: Any) -> Any:
+        return rng.choice(WRONG) if rng.random() < wrong else value
+
+    def number() -> Any:
+        few = rng.random() < 0.7
+        return maybe(rng.choice(NUMBERS) if few else rng.choice([rng.uniform(-90, 90), rng.randint(-90, 90)]))
+
+    def position() -> Any:
+        return maybe([number(), number(), *([7] if rng.random() < 0.1 else [])])
+
+    def some(make: Any, least: int, most: int) -> Any:
+        return maybe([make() for _ in range(rng.randint(least, most))])
+
+    def ring() -> Any:
+        if rng.random() < 0.5:
+            at = shapes.star(rng, [rng.uniform(-180, 180), rng.uniform(-90, 90)], rng.uniform(0, 1.5), 5)
+        else:
+            at = [position() for _ in range(rng.randint(2, 5))]
+            at.append(maybe(at[0]))
+        return maybe(at)
+
+    kind = rng.choice(KINDS)
+    makers: dict[str, Any] = {
+        "Point": position,
+        "MultiPoint": lambda: some(position, 1, 4),
+        "LineString": lambda: some(position, 2, 5),
+        "MultiLineString": lambda: some(lambda: some(position, 2, 4), 1, 3),
+        "Polygon": lambda: some(ring, 1, 2),
+        "MultiPolygon": lambda: some(lambda: some(ring, 1, 1), 1, 3),
+    }
+    return {"type": kind, "coordinates": makers[kind](), **({"bbox": [1]} if rng.random() < 0.1 else {})}
+
+
+def check_any(value: Any, frame: Frame) -> bool:
+    """See that it is a geometry with a normal form, or is refused; whether it is one."""
+    try:
+        made = geometry_of(value, frame)
+    except NotAGeometryError as error:
+        said = str(error)
+        if not 5 < len(said) < 200:
+            raise
+        return False
+    form = made.geojson
+    assert set(form) == {"type", "geometries" if form["type"] == "GeometryCollection" else "coordinates"}
+    again = geometry_of(form, frame)
+    assert again == made == known_geometry(form, frame)
+    assert repr(again.geojson) == repr(form)
+    cells = cells_of(made)
+    assert 1 <= len(cells) <= 24
+    assert QueryShape("intersects", made).test(made)
+    assert QueryShape("contains", made).test(made) or frame == "planar"
+    assert found(cells, QueryShape("contains", made).spans())
+    assert distance(made, made) == 0
+    _, south, _, north = bounds(made)
+    assert south <= north
+    return True
+
+
+@settings(max_examples=share.examples(600), deadline=None)
+@given(value=anything, frame=st.sampled_from(["geographic", "planar"]))
+@example({"type": "Point", "coordinates": [10**400, 0]}, "planar")
+@example({"type": "Polygon", "coordinates": [[[0, 0], [1e-320, 0], [0, 1e-320], [0, 0]]]}, "planar")
+@example({"type": "Polygon", "coordinates": [[[0, 0], [1e150, 0], [0, 1e150], [0, 0]]]}, "planar")
+@example({"type": "LineString", "coordinates": [[0, 0], [180, 0]]}, "geographic")
+def test_any_value_is_a_geometry_or_is_refused(value: Any, frame: Frame) -> None:
+    check_any(value, frame)
+
+
+@settings(max_examples=share.examples(3000), deadline=None)
+@given(seed=seeds)
+def test_what_looks_like_a_geometry_is_one_with_a_normal_form_or_is_refused(seed: int) -> None:
+    rng = random.Random(seed)
+    check_any(nearly(rng), rng.choice(["geographic", "planar"]))
+
+
+def test_much_of_what_looks_like_a_geometry_is_one() -> None:
+    taken = [check_any(nearly(random.Random(seed)), "geographic") for seed in range(200)]
+    assert 40 < sum(taken) < 160
+
+
+@settings(max_examples=share.examples(400), deadline=None)
+@given(seed=seeds)
+def test_bounds_hold_the_shape_and_are_not_much_more(seed: int) -> None:
+    rng = random.Random(seed)
+    middle, size = shapes.place(rng), shapes.size_of(rng)
+    shape = geometry(shapes.shape(rng, middle, size))
+    if shape is None:
+        return
+    west, south, east, north = bounds(shape)
+    width = (east - west) % 360 if east != west + 360 else 360
+    region = QueryShape("intersects", shape)
+    at = [shapes.beside(middle, rng.uniform(0, 7), size * rng.uniform(0, 1.5)) for _ in range(30)]
+    for x, y in at:
+        if region.test(point(x, y, "geographic")):
+            assert south - 1e-7 <= y <= north + 1e-7
+            assert (x - west + 1e-6) % 360 <= width + 2e-6 or abs(y) > 89.999
+
+
+# --- what the oracle rests on -----------------------------------------------------------------------------
+
+
+def test_the_oracle_knows_some_answers() -> None:
+    assert oracle.geodesic([0, 0], [0, 1]) == pytest.approx(110574.388558, abs=1e-5)
+    assert oracle.geodesic([0, 0], [1, 0]) == pytest.approx(111319.490793, abs=1e-5)
+    assert oracle.geodesic([0, 0], [179.9, 0.1]) is None
+    assert oracle.s2_leaf([0, 0])[0] == 0x1000000000000001
+    square = oracle.FlatPolygon([[[0, 0], [2, 0], [2, 2], [0, 2], [0, 0]]])
+    assert [square.where((Fraction(x), Fraction(1))) for x in (1, 2, 3)] == [1, 0, -1]
+    world = oracle.Sphere(shapes.box(0, 0, 10, 10))
+    assert world.holds(oracle.vector([5, 10.03])) is True
+    assert world.holds(oracle.vector([5, 10.05])) is False
+    assert world.holds(oracle.vector([10, 5])) is None
+
+
+def test_an_envelope_is_a_polygon_of_great_circles() -> None:
+    rng = random.Random(1)
+    for _ in range(50):
+        west, south = rng.uniform(-180, 180), rng.uniform(-90, 80)
+        width, north = rng.uniform(0.1, 179), rng.uniform(south, 90)
+        east = west + width if west + width <= 180 else west + width - 360
+        made = envelope(west, south, east, north, "geographic")
+        sphere = oracle.Sphere(made.geojson)
+        region = QueryShape("intersects", made)
+        for _ in range(10):
+            x, y = rng.uniform(-180, 180), rng.uniform(-90, 90)
+            want = sphere.holds(oracle.vector([x, y]))
+            assert want is None or region.test(point(x, y, "geographic")) == want

@@ -1,0 +1,385 @@
+"""What a spatial index makes of documents and statements: entries, what is left out and skipped, how entries
+fall to slices, what may not be said; and conditions on places wherever conditions stand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keytide.catalog.partitioning import Partitioning, slices_of_cells
+from keytide.collation import Span, encode_key, encode_part, key_forms, successor
+from keytide.collation.layout import Json
+from keytide.definition.binding import Binding
+from keytide.definition.errors import InvalidStatementError
+from keytide.definition.index import IndexDefinition
+from keytide.definition.normal import normal_statement, ordered_statement
+from keytide.definition.statement import CreateIndex, parse_statement
+from keytide.errors import InvariantViolationError
+from keytide.geometry import cells_of, geometry_of, point_cell
+from keytide.model.entry import places_of, unpack_keyed_value
+from keytide.query.parse.statement import parse_query
+from keytide.query.plan.plan import Candidate, Plan, Refusal, plan_on
+from keytide.query.plan.suggest import suggest
+from keytide.structure.point_keys import encode_place, key_at_end, point_cell_of, point_of, points_of
+from keytide.structure.spatial import cell_key, first_of_several, intersected
+from projector.core.projection import KeyspacePlan, Projected, SourceBatch, project
+from streaming.core.seeding import partition_keys
+from tests.structure_kit import as_stored, places
+
+JFK: Json = {"type": "Point", "coordinates": [-73.778925, 40.63980103]}
+BOX: Json = {"type": "Polygon", "coordinates": [[[10, 10], [12, 10], [12, 12], [10, 12], [10, 10]]]}
+
+
+def definition_of(text: str) -> IndexDefinition:
+    parsed = parse_statement(text)
+    assert isinstance(parsed, CreateIndex)
+    return parsed.definition
+
+
+def projected(definition: IndexDefinition, *documents: dict[str, Any]) -> Projected:
+    ids: list[bytes | None] = [b"d%d" % at for at in range(len(documents))]
+    values: list[bytes | None] = [json.dumps(one).encode() for one in documents]
+    count = len(documents)
+    batch = SourceBatch(0, -1, 0, count, list(range(count)), ids, values, [0] * count)
+    return project(batch, KeyspacePlan([("i", definition)])).indexes["i"]
+
+
+def test_a_document_has_an_entry_for_each_of_its_cells() -> None:
+    definition = definition_of("CREATE INDEX i ON k USING spatial (at) INCLUDE (n)")
+    found = projected(definition, {"at": JFK, "n": 1}, {"at": BOX, "n": 2}, {"n": 3}, {"at": None})
+    box_cells = cells_of(geometry_of(BOX, "geographic"))
+    assert len(box_cells) > 1
+    assert found.keys == [
+        cell_key(point_cell(-73.778925, 40.63980103, "geographic")),
+        *map(cell_key, box_cells),
+    ]
+    assert found.ordinals.tolist() == [0] + [1] * len(box_cells)
+    assert found.values is not None
+    for stored, value in zip(found.keys, found.values, strict=True):
+        definition.structure.check(stored + b"d", value)
+    assert places_of(found.values[0]) == b""
+    assert places_of(found.values[1]) == b"".join(map(cell_key, box_cells))
+    assert unpack_keyed_value(found.values[1]) == (b"", b'{"n":2}', encode_part(BOX))
+    assert found.left_out == {"leading-key-missing": 2}
+    assert found.partition_keys == [b"d0"] + [b"d1"] * len(box_cells)
+
+
+def test_what_is_no_geometry_is_skipped_with_what_is_wrong() -> None:
+    definition = definition_of("CREATE INDEX i ON k USING spatial (at)")
+    found = projected(
+        definition,
+        {"at": {"type": "Point", "coordinates": [200.5, 0.5]}},
+        {"at": {"type": "Circle", "coordinates": [1, 2]}},
+        {"at": "POINT(1 2)"},
+        {"at": {"type": "Polygon", "coordinates": [[[0, 0], [1, 1], [0, 1], [1, 0], [0, 0]]]}},
+        {"at": JFK},
+    )
+    assert {skip.reason for skip in found.skips} == {"not-a-geometry"}
+    assert [skip.ordinal for skip in found.skips] == [0, 1, 2, 3]
+    assert "200.5" in found.skips[0].detail
+    assert "Circle" in found.skips[1].detail
+    assert len(found.keys) == 1
+
+
+def test_two_fields_are_a_point() -> None:
+    definition = definition_of("CREATE INDEX i ON k USING spatial (POINT(lon, p.lat))")
+    found = projected(
+        definition, {"lon": -73.778925, "p": {"lat": 40.63980103}}, {"lon": "x", "p": {"lat": 1}}, {"lon": 1}
+    )
+    assert found.keys == [cell_key(point_cell(-73.778925, 40.63980103, "geographic"))]
+    assert not found.skips
+    assert found.left_out == {"leading-key-missing": 2}
+
+
+def test_cells_are_partitioned_by_their_number() -> None:
+    low, high = (point_cell(*at, "geographic") for at in ((-73.0, 40.0), (11.0, 11.0)))
+    first, second = sorted((low, high))
+    text = f"CREATE INDEX i ON k USING spatial (at) PARTITION BY RANGE(cell) SPLIT AT ({second})"
+    definition = definition_of(text)
+    found = projected(definition, {"at": JFK}, {"at": BOX})
+    assert found.partition_keys == [encode_part(int.from_bytes(key, "big")) for key in found.keys]
+    assert partition_keys(definition, [], found.keys, []) == found.partition_keys
+    rule = Partitioning.of(definition)
+    for stored, by in zip(found.keys, found.partition_keys, strict=True):
+        assert rule.slices_of_value(by)[0] in slices_of_cells(rule, Span(stored, successor(stored)))
+    assert list(slices_of_cells(rule, Span())) == [0, 1]
+    assert list(slices_of_cells(rule, Span(cell_key(first), cell_key(second)))) == [0]
+
+
+@given(places(), st.sampled_from(["geographic", "planar"]))
+def test_keys_of_points_are_read_and_written_without_decoding(place: dict[str, Any], frame: Any) -> None:
+    key, forms = encode_place(place)
+    assert (key, forms) == (encode_part(place), key_forms((place,)))
+    found = point_of(key)
+    assert (found is not None) == (place["type"] == "Point")
+    if found is not None:
+        assert list(found) == [float(one) + 0.0 for one in place["coordinates"]]
+        assert point_cell_of(key, frame) == point_cell(*found, frame)
+
+
+@given(st.lists(st.one_of(places(), st.dictionaries(st.text(max_size=2), places(), max_size=2), st.text())))
+def test_points_of_many_keys_are_those_of_each(values: list[Any]) -> None:
+    keys = [encode_part(one) for one in values]
+    are, xs, ys = points_of(keys)
+    assert are.tolist() == [point_of(key) is not None for key in keys]
+    assert list(zip(xs.tolist(), ys.tolist(), strict=True)) == [
+        one for key in keys if (one := point_of(key)) is not None
+    ]
+    definition = definition_of("CREATE INDEX i ON k USING hash (a) INCLUDE (b)")
+    for key in keys:
+        ((_, value),) = as_stored(definition, [(key, b"", b'{"b":1}')])
+        assert key_at_end(value) == (key if point_of(key) is not None else None)
+
+
+@given(st.lists(st.integers(0, 60), unique=True, max_size=6), st.lists(st.integers(0, 60), max_size=8))
+def test_a_document_is_given_by_one_of_its_entries_and_only_if_it_is_read(
+    cells: list[int], bounds: list[int]
+) -> None:
+    bounds = sorted(set(bounds))[: len(set(bounds)) // 2 * 2]
+    spans = [(cell_key(low), cell_key(high)) for low, high in zip(bounds[::2], bounds[1::2], strict=True)]
+    stored = [cell_key(one) for one in sorted(cells)]
+    value = msgspec.msgpack.encode((b"", None, b"", b"".join(stored))) if len(stored) > 1 else b"\x93"
+    is_first = first_of_several(spans)
+    read = [one for one in stored if any(low <= one < high for low, high in spans)]
+    assert [one for one in read if is_first(one + b"d", value)] == read[:1]
+
+
+@given(st.lists(st.integers(0, 30), max_size=8), st.lists(st.integers(0, 30), max_size=8))
+def test_what_lies_in_both_of_two_lists_of_spans(one: list[int], other: list[int]) -> None:
+    def spans(numbers: list[int]) -> list[Span]:
+        some = sorted(set(numbers))
+        found = [
+            Span(bytes((low,)), bytes((high,))) for low, high in zip(some[::2], some[1::2], strict=False)
+        ]
+        return [*found, Span(bytes((some[-1],)))] if len(some) % 2 else found
+
+    first, second = spans(one), spans(other)
+    both = intersected(first, second)
+    for number in range(32):
+        key = bytes((number,))
+        assert any(key in span for span in both) == (
+            any(key in span for span in first) and any(key in span for span in second)
+        )
+
+
+def test_entries_that_are_none_of_their_place_are_an_error() -> None:
+    structure = definition_of("CREATE INDEX i ON k USING spatial (at)").structure
+    made = as_stored(
+        definition_of("CREATE INDEX i ON k USING spatial (at)"), [(encode_key([BOX]), b"", None)]
+    )
+    stored, value = made[0]
+    structure.check(stored + b"d", value)
+    elsewhere = cell_key(point_cell(-73.0, 40.0, "geographic"))
+    alone = msgspec.msgpack.encode((b"", None, encode_key([BOX])))
+    nothing = msgspec.msgpack.encode((b"", None, encode_key(["x"])))
+    for key, wrong in ((elsewhere, value), (stored, alone), (stored, nothing), (stored, b""), (b"x", value)):
+        with pytest.raises(InvariantViolationError):
+            structure.check(key if key == b"x" else key + b"d", wrong)
+
+
+# --- statements -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE INDEX i ON k USING spatial (location)",
+        "CREATE INDEX i ON k USING spatial (POINT(lon, lat)) INCLUDE (a) WITH (srid=0, replicas=1)",
+        "CREATE INDEX i ON k USING spatial (a.b) PARTITION BY RANGE(cell) WITH (slices=3, srid=4326)",
+        "CREATE INDEX i ON k USING spatial (a) PARTITION BY RANGE(cell) SPLIT AT (13835058055282163712)",
+        "CREATE INDEX i ON k (n) WHERE ST_DWithin(a, ST_Point(-73.5, 40), 5000) AND NOT ST_Within(ST_SetSRID("
+        "ST_MakeEnvelope(1, 2, 3, 4), 0), a)",
+        "CREATE INDEX i ON k (ST_Distance(a, ST_Point(1, 2, 0)), POINT(x, y) DESC)",
+        "CREATE INDEX i ON k (n) WHERE ST_Intersects(a, ST_GeomFromGeoJSON("
+        '\'{"type": "LineString", "coordinates": [[1.0, 2], [3, 4, 5]]}\'))',
+    ],
+)
+def test_the_normal_form_gives_the_index_back(statement: str) -> None:
+    definition = definition_of(statement)
+    again = definition_of(normal_statement(definition))
+    assert msgspec.structs.replace(again, statement=definition.statement) == definition
+    assert normal_statement(again) == normal_statement(definition)
+    kept = msgspec.json.decode(msgspec.json.encode(definition), type=IndexDefinition)
+    assert kept == definition
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("CREATE UNIQUE INDEX i ON k USING spatial (a)", "is not UNIQUE"),
+        ("CREATE INDEX i ON k USING spatial (a, b)", "the key of a spatial index is one place"),
+        ("CREATE INDEX i ON k USING spatial (a DESC)", "not DESC"),
+        ("CREATE INDEX i ON k USING spatial (UNNEST(a))", "UNNEST makes an entry of each element"),
+        ("CREATE INDEX i ON k USING spatial (a) WITH (include_missing=true)", "lies in no cell"),
+        ("CREATE INDEX i ON k USING spatial (a) WITH (srid=3857)", "there is no system 3857"),
+        ("CREATE INDEX i ON k (a) WITH (srid=4326)", "srid goes with USING spatial"),
+        ("CREATE INDEX i ON k USING spatial (a) PARTITION BY HASH(cell)", "a hash has no neighbours"),
+        ("CREATE INDEX i ON k (ST_Within(a, ST_Point(1, 2)))", "a condition cannot stand here"),
+        ("CREATE INDEX i ON k (ST_Point(1, 2))", "must say something about the document"),
+        ("CREATE INDEX i ON k (ST_MakeEnvelope(1, 2, 3, 4))", "says a place, which is compared"),
+        ("CREATE INDEX i ON k (n) WHERE ST_Within(a, b)", "nothing that is a place by itself"),
+        (
+            "CREATE INDEX i ON k (n) WHERE ST_Within(ST_Point(1, 2), ST_Point(1, 2))",
+            "nothing of the document",
+        ),
+        ("CREATE INDEX i ON k (n) WHERE ST_Within(a)", "takes a path and a place"),
+        ("CREATE INDEX i ON k (n) WHERE ST_DWithin(a, ST_Point(1, 2))", "how many metres"),
+        ("CREATE INDEX i ON k (n) WHERE ST_DWithin(a, ST_Point(1, 2), -5)", "a distance is not negative"),
+        ("CREATE INDEX i ON k (n) WHERE ST_DWithin(a, ST_Point(1, 2), n)", "a distance is a number"),
+        ("CREATE INDEX i ON k (n) WHERE ST_Within(a, ST_Point(1, 91))", "this is no geometry: latitude 91"),
+        ("CREATE INDEX i ON k (n) WHERE ST_Within(a, ST_Point(1))", "something is missing here"),
+        ("CREATE INDEX i ON k (n) WHERE ST_Within(a, ST_Point(1, 2, 0, 4))", "a longitude and a latitude"),
+        (
+            "CREATE INDEX i ON k (n) WHERE ST_Within(a, ST_MakeEnvelope(1, 2, 3))",
+            "west, south, east and north",
+        ),
+        ("CREATE INDEX i ON k (n) WHERE ST_Within(a, ST_Point(1, 2, 3))", "there is no system 3 here"),
+        ("CREATE INDEX i ON k (n) WHERE ST_Within(a, ST_GeomFromGeoJSON('{'))", "this is no JSON"),
+        ("CREATE INDEX i ON k (n) WHERE ST_Within(a, ST_GeomFromGeoJSON(5))", "in quotes"),
+        ("CREATE INDEX i ON k (n) WHERE ST_Touches(a, ST_Point(1, 2))", "there is no function ST_TOUCHES"),
+    ],
+)
+def test_statements_that_make_no_sense_are_refused(statement: str, reason: str) -> None:
+    with pytest.raises(InvalidStatementError, match=reason):
+        parse_statement(statement)
+
+
+def test_a_btree_in_its_place_is_a_btree() -> None:
+    definition = definition_of(
+        "CREATE INDEX i ON k USING spatial (a) INCLUDE (n) PARTITION BY RANGE(cell) SPLIT AT (5) "
+        "WITH (srid=0)"
+    )
+    made = definition_of(ordered_statement(definition, {"i"}))
+    assert (made.using, made.name, made.slices) == ("btree", "i_btree", 2)
+    assert made.partitioned_by_id
+
+
+# --- plans ------------------------------------------------------------------------------------------------
+
+
+def planned(sql: str, statement: str) -> Plan | Refusal:
+    definition = definition_of(statement)
+    return plan_on(parse_query(sql), Candidate(definition.name, definition))
+
+
+SPATIAL = "CREATE INDEX i ON k USING spatial (a) INCLUDE (n)"
+PLANE = f"{SPATIAL} WITH (srid=0)"
+
+
+@pytest.mark.parametrize(
+    ("where", "geographic", "planar"),
+    [
+        ("ST_Within(a, ST_MakeEnvelope(1, 2, 3, 4))", True, False),
+        ("ST_Within(a, ST_MakeEnvelope(1, 2, 3, 4, 0))", False, True),
+        ("n = 5 AND ST_DWithin(ST_Point(1, 2), a, 5)", True, False),
+        ("n = 5 OR ST_DWithin(ST_Point(1, 2), a, 5)", False, False),
+        ("ST_Contains(a, ST_Point(1, 2)) OR ST_Contains(a, ST_Point(3, 4))", True, False),
+        ("ST_Distance(a, ST_Point(1, 2)) > 5", True, False),
+        ("NOT ST_Within(a, ST_MakeEnvelope(1, 2, 3, 4))", True, False),
+        ("ST_Within(b, ST_MakeEnvelope(1, 2, 3, 4))", False, False),
+        ("n = 5", False, False),
+        ("a IS NOT NULL", False, False),
+    ],
+)
+def test_an_index_serves_conditions_on_its_place_in_its_system(
+    where: str, geographic: bool, planar: bool
+) -> None:
+    sql = f"SELECT id FROM k WHERE {where}"
+    assert isinstance(planned(sql, SPATIAL), Plan) == geographic
+    assert isinstance(planned(sql, PLANE), Plan) == planar
+    btree = "CREATE INDEX i ON k (n) INCLUDE (a, b) WITH (include_missing=true)"
+    assert isinstance(planned(sql, btree), Plan), "any index that has the place answers, testing every row"
+
+
+def test_what_is_read_is_what_can_meet_the_condition() -> None:
+    here = "ST_DWithin(a, ST_Point(1, 2), 1000)"
+    alone = planned(f"SELECT id FROM k WHERE {here}", SPATIAL)
+    both = planned(f"SELECT id FROM k WHERE {here} AND ST_DWithin(a, ST_Point(1.001, 2), 1000)", SPATIAL)
+    either = planned(f"SELECT id FROM k WHERE {here} OR ST_DWithin(a, ST_Point(50, 2), 1000)", SPATIAL)
+    apart = planned(f"SELECT id FROM k WHERE {here} AND ST_DWithin(a, ST_Point(50, 2), 1000)", SPATIAL)
+    nearest = planned("SELECT id FROM k ORDER BY ST_Distance(a, ST_Point(1, 2)) LIMIT 5", SPATIAL)
+    for plan in (alone, both, either, nearest):
+        assert isinstance(plan, Plan)
+        assert plan.reading.spans
+    assert isinstance(apart, Plan)
+    place = cell_key(point_cell(1.0005, 2.0, "geographic"))
+    for plan in (alone, both, either):
+        assert isinstance(plan, Plan)
+        assert any(place in span for span in plan.reading.spans)
+        assert plan.filter is not None
+        assert plan.reading.bounded
+    assert isinstance(nearest, Plan)
+    assert nearest.nearest is not None
+    assert nearest.filter is None
+    assert nearest.entries < 100
+
+
+def test_what_is_ordered_by_a_distance_has_one() -> None:
+    sql = "SELECT id FROM k ORDER BY ST_Distance(a, ST_Point(1, 2)) LIMIT 5"
+    plan = planned(sql, "CREATE INDEX i ON k (n) INCLUDE (a) WITH (include_missing=true)")
+    assert isinstance(plan, Plan)
+    assert plan.filter is not None, "documents without a place are left out, whichever index answers"
+    for farthest in (
+        "SELECT id FROM k ORDER BY ST_Distance(a, ST_Point(1, 2)) DESC LIMIT 5",
+        "SELECT id FROM k ORDER BY ST_Distance(a, ST_Point(1, 2))",
+    ):
+        refused = planned(farthest, SPATIAL)
+        assert isinstance(refused, Refusal)
+        assert "it has no order" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("sql", "statement"),
+    [
+        (
+            "SELECT name FROM k WHERE ST_Within(a, ST_MakeEnvelope(1, 2, 3, 4)) AND n > 5",
+            "CREATE INDEX by_a ON k USING spatial (a) INCLUDE (name, n)",
+        ),
+        (
+            "SELECT id FROM k ORDER BY ST_Distance(POINT(x, y), ST_Point(1, 2, 0)) LIMIT 5",
+            "CREATE INDEX by_point_x_y ON k USING spatial (POINT(x, y)) WITH (srid=0)",
+        ),
+    ],
+)
+def test_the_index_that_would_serve_is_told(sql: str, statement: str) -> None:
+    assert suggest(parse_query(sql)) == statement
+
+
+def test_conditions_and_distances_of_what_is_no_place_are_unknown() -> None:
+    definition = definition_of(
+        "CREATE INDEX i ON k (a) WHERE ST_DWithin(a, ST_Point(1, 2), 5) "
+        "AND ST_Distance(a, ST_Point(1, 2)) < 6"
+    )
+    binding = Binding(definition)
+    assert definition.where is not None
+    test = binding.test(definition.where)
+    point: Json = {"type": "Point", "coordinates": [1, 2.00001]}
+    assert test((point,), "d", {}) is True
+    others: tuple[Json, ...] = (
+        {"type": "Point", "coordinates": [2, 2]},
+        {"type": "Point", "coordinates": [1, 3]},
+    )
+    for other in others:
+        assert test((other,), "d", {}) is False
+    nothings: tuple[Json, ...] = (None, 5, "x", {}, {"type": "Point"}, [1, 2])
+    for nothing in nothings:
+        assert test((nothing,), "d", {}) is None
+    found = projected(definition, {"a": point}, {"a": 5}, {"a": {"type": "Point", "coordinates": [2, 2]}})
+    assert found.ordinals.tolist() == [0]
+    assert found.left_out == {"where-not-true": 2}
+
+
+def test_what_speaks_of_places_is_known_to_do_so() -> None:
+    for text, needs in (
+        ("CREATE INDEX i ON k USING spatial (a)", True),
+        ("CREATE INDEX i ON k (POINT(x, y))", True),
+        ("CREATE INDEX i ON k (n) WHERE ST_DWithin(a, ST_Point(1, 2), 5)", True),
+        ("CREATE INDEX i ON k USING hash (a)", False),
+        ("CREATE INDEX i ON k (n) WHERE LOWER(a) = 'x'", False),
+    ):
+        assert definition_of(text).speaks_of_places == needs
