@@ -11,6 +11,7 @@ import logging
 
 from indexer.hosting.node import ServingNode
 from keytide.catalog.catalog import Catalog
+from keytide.geometry import load_libraries
 from keytide.wire.messages import Leading, Published, StabilityTimestamp, UnreadableMessageError, decode
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class MetadataFeed:
     def __init__(self, node: ServingNode) -> None:
         self._node = node
         self._known: frozenset[str] = frozenset()
+        self._ready_for_places = False
 
     def dictionary(self, catalog: Catalog) -> bool:
         """The dictionary has changed; `catalog` is a copy that nobody changes any more. False when it cannot
@@ -52,6 +54,9 @@ class MetadataFeed:
         for gone in self._known - known:
             self._node.control.forget_index(gone)
         self._known = known
+        if not self._ready_for_places and any(one.definition.structure.several for one in catalog.indexes()):
+            self._ready_for_places = True
+            load_libraries()  # here, and not when the first scan asks
         return True
 
     def control(self, position: int, data: bytes | None) -> StabilityTimestamp | NewNumbers | None:

@@ -60,7 +60,7 @@ give never changes for an index that exists.
 
 from keytide.geometry.cells.covering import CELL_BYTES, cells_of, point_cell, point_cells
 from keytide.geometry.cells.curve import LEVEL_MOD
-from keytide.geometry.distance import bounds, distance, distances
+from keytide.geometry.distance import bounds, distance, distances, load_libraries
 from keytide.geometry.geojson import MOST_NESTED, Frame, NotAGeometryError, Relation
 from keytide.geometry.query_shape import QueryShape
 from keytide.geometry.shapes import Geometry, envelope, geometry_of, known_geometry, point
@@ -81,6 +81,7 @@ __all__ = [
     "envelope",
     "geometry_of",
     "known_geometry",
+    "load_libraries",
     "point",
     "point_cell",
     "point_cells",

@@ -91,6 +91,15 @@ def geodesics(a: Floats, b: Floats) -> Floats:
     return np.asarray(_spheroid().inv(a[:, 0], a[:, 1], lon, lat)[2], np.float64)
 
 
+def load_libraries() -> None:
+    """Import what tests and distances need, which takes some tenths of a second: for who would rather wait
+    for that before somebody asks."""
+    import shapely
+
+    del shapely
+    _spheroid()
+
+
 @cache
 def _spheroid() -> Any:
     import pyproj
