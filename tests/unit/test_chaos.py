@@ -15,7 +15,7 @@ from kafka.errors import KafkaTimeoutError
 from keytide.cli.admin import Admin
 from keytide.client import Client
 from keytide.errors import CallerError, KeytideError, RetryableError
-from keytide.geometry import Frame, NotAGeometryError, Region, distance, envelope, geometry_of, point
+from keytide.geometry import Frame, NotAGeometryError, QueryShape, distance, envelope, geometry_of, point
 from tests.chaos import reading, scene
 from tests.chaos.reading import Reader
 from tests.chaos.run import Run, StoppedError, Target
@@ -97,15 +97,15 @@ def test_the_nearest_are_compared_by_how_far_away_they_are() -> None:
 @pytest.mark.parametrize(("name", "frame"), [("placed", "planar"), ("pointed", "geographic")])
 def test_plain_arithmetic_finds_what_the_geometry_finds(name: str, frame: Frame) -> None:
     """Neither knows of the other: what they agree on is right."""
-    chance, shape = random.Random(3), SHAPES[name]
-    assert shape.ask is not None
+    chance, ask = random.Random(3), SHAPES[name].ask
+    assert ask is not None
     changes = Changes(random.Random(5), 10_000)
     documents = [entries_of(*changes.next()).get(name, []) for _ in range(900)]
     values = [key[0] for entries in documents for key, _ in entries]
     known = [geometry_of(value, frame) for value in values]
     met: Counter[str] = Counter()
     for _ in range(150):
-        asked = shape.ask(chance)
+        asked = ask(chance)
         ((relation, given),) = asked.request.items()
         if asked.distance is not None:
             x, y = given["point"]
@@ -117,15 +117,15 @@ def test_plain_arithmetic_finds_what_the_geometry_finds(name: str, frame: Frame)
             continue
         match relation, given:
             case "near", {"point": [x, y], "metres": metres}:
-                region = Region("dwithin", point(x, y, frame), float(metres))
+                shape = QueryShape("dwithin", point(x, y, frame), float(metres))
             case "contains", [x, y]:
-                region = Region("contains", point(x, y, frame))
+                shape = QueryShape("contains", point(x, y, frame))
             case _, [west, south, east, north]:
                 within = relation == "within"
-                region = Region(
+                shape = QueryShape(
                     "within" if within else "intersects", envelope(west, south, east, north, frame)
                 )
-        found = [region.test(one) for one in known]
+        found = [shape.test(one) for one in known]
         assert found == [asked.keeps(value) for value in values], asked.request
         met[relation] += sum(found)
     assert set(met) == ({"within", "intersects", "contains", "near"} if frame == "planar" else {"near"})
