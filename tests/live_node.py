@@ -28,7 +28,7 @@ from keytide.collation.layout import Json
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import Published, StabilityTimestamp
 from tests.store_kit import Version, lmdb_store, segments, state
-from tests.unit.scan_world import Doc, definition_of, slice_of
+from tests.unit.scan_world import Doc, definition_of, sliced
 
 KEYSPACE = "users"
 NUMBER = 5
@@ -37,6 +37,8 @@ DOCUMENTS = 60
 STATEMENTS = (
     "CREATE INDEX by_city ON users (city, n DESC) INCLUDE (name) WITH (slices=2)",
     "CREATE UNIQUE INDEX one_n ON users (n) WITH (slices=2)",
+    "CREATE INDEX by_place ON users USING spatial (place) INCLUDE (name) PARTITION BY RANGE(cell) "
+    "SPLIT AT (2305843009213693952)",
 )
 COPIES = (
     CopyRecord("c1", "by_city-1", 0, "n1", "n0", 0, 0, 0),
@@ -47,8 +49,22 @@ COPIES = (
 _CITIES = ("Boston", "Aachen", "Bonn", "Zürich", "x" * 600)
 
 
+def _key(index: str, at: int) -> list[Json]:
+    """What a document has as its key of an index; areas on either side of the split among them."""
+    match index:
+        case "by_city":
+            return [_CITIES[at % len(_CITIES)], at]
+        case "by_place" if at % 5 == 0:
+            east = 40 + at / 2
+            ring: list[Json] = [[30, at / 2], [east, at / 2], [east, 60], [30, 60], [30, at / 2]]
+            return [{"type": "Polygon", "coordinates": [ring]}]
+        case "by_place":
+            return [{"type": "Point", "coordinates": [at * 5 - 150, at - 30]}]
+    return [at]
+
+
 class LiveNode:
-    """A node `n0` with two indexes, whose slices hold snapshot 5 in base and delta."""
+    """A node `n0` with three indexes, whose slices hold snapshot 5 in base and delta."""
 
     def __init__(self, folder: Path) -> None:
         self.view = ServingNode("n0")
@@ -83,13 +99,13 @@ class LiveNode:
         self._write(index)
         versions: list[list[Version]] = [[] for _ in placement]
         for at in range(DOCUMENTS):
-            key: list[Json] = [_CITIES[at % len(_CITIES)], at] if definition.name == "by_city" else [at]
             include = b'{"name":"n%d"}' % at if definition.include else None
-            document = Doc(key, f"u{at:02}", include)
-            entry, value = document.entry(definition.descending)
+            document = Doc(_key(definition.name, at), f"u{at:02}", include)
             docid = document.id.encode()
-            row = (entry[: -len(docid)], value)
-            versions[slice_of(definition, document)].append(Version(docid, 0, at, entries=(row,)))
+            for number, rows in enumerate(sliced(definition, [document])):
+                if rows:
+                    entries = tuple((key.removesuffix(docid), value) for key, value in rows)
+                    versions[number].append(Version(docid, 0, at, entries=entries))
         for number, of_slice in enumerate(versions):
             key_of = (index.id, number)
             store = lmdb_store(folder / f"{index.id}-{number}", self._folds)

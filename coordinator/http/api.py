@@ -329,6 +329,6 @@ def _add_health(app: FastAPI, access: LeaderAccess) -> None:
 
     @app.get("/page/{name}", include_in_schema=False)
     async def part(name: str) -> Response:
-        if name not in ("page.css", "page.js", "icon.svg"):
+        if name not in ("page.css", "page.js", "map.js", "land.js", "icon.svg"):
             return Response(status_code=404)
         return FileResponse(PAGE / name, headers=_PAGE_HEADERS)

@@ -1,4 +1,4 @@
-"""`GET /v1/indexes/{name}/skipped`, `/violations` and `/load`: gathered from the nodes that hold the slices.
+"""`GET /v1/indexes/{name}/skipped`, `/violations`, `/load` and `/map`: from the nodes that hold the slices.
 
 All nodes are asked at once, each for one page of its slices; what they answer is one page. When a node does
 not answer the whole request fails: a page with holes that nobody sees would be worse.
@@ -19,6 +19,7 @@ from coordinator.statements.advice import halving_split
 from coordinator.statements.partitions import literal_of
 from coordinator.views import index_lists as list_views
 from coordinator.views import loads, views
+from coordinator.views import map_samples as map_views
 from coordinator.views.slices import nodes_to_ask, slice_statuses
 from keytide.catalog.partitioning import Partitioning
 from keytide.catalog.records import IndexRecord
@@ -90,6 +91,19 @@ def add_lists(app: FastAPI, access: LeaderAccess, nodes: NodeClient) -> None:
                 written += [one for page in answer for one in page.written]
         document = await access.look(lambda leader, _: loads.load(leader, index, written))
         return {**document, "unasked": unasked}
+
+    @app.get("/v1/indexes/{name}/map", tags=["indexes"], summary="A sample of a spatial index, for a map")
+    async def sample(name: str, limit: Limit = 500) -> Any:
+        """Bounding boxes of some geometries, [west, south, east, north], spread over where there are any: not
+        for statistics."""
+
+        def look(leader: Leader, now: int) -> tuple[IndexRecord, list[tuple[str, ListAsk]], _Ways]:
+            index = leader.dictionary.index_named(name)
+            asked = map_views.asks(index, limit, nodes_to_ask(leader, index))
+            return index, asked, _ways(leader, now)
+
+        index, asked, ways = await access.look(look)
+        return map_views.shown(index, await _ask(access, nodes, asked, ways), limit)
 
 
 async def in_half(access: LeaderAccess, nodes: NodeClient, statement: SplitPartition) -> SplitPartition:

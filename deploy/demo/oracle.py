@@ -23,11 +23,13 @@ class Expectation:
 
     Attributes:
         keys: a document's keys, none when the index leaves it out.
-        order: sort key of a row that gives the index's order.
+        order: sort key of a row that gives the index's order, or (of one that has none) some order.
+        ordered: whether the index has an order.
     """
 
     keys: Callable[[dict[str, Any]], Iterable[list[Any]]]
     order: Callable[[Row], Any]
+    ordered: bool = True
 
 
 class _Descending:
@@ -62,10 +64,16 @@ def _by_airport(flight: dict[str, Any]) -> Iterable[list[Any]]:
         yield [airport, flight["status"]]
 
 
+def _by_place(flight: dict[str, Any]) -> Iterable[list[Any]]:
+    if flight["status"] == "arrived" and "place" in flight:
+        yield [flight["place"]]
+
+
 EXPECTED: dict[str, Expectation] = {
     "arrivals": Expectation(_arrivals, lambda row: (row[0][0], _Descending(row[0][1]), row[1])),
     "long_delays": Expectation(_late, lambda row: (_Descending(row[0][0]), row[0][1], row[1])),
     "by_airport": Expectation(_by_airport, lambda row: (row[0][0], row[0][1], row[1])),
+    "by_place": Expectation(_by_place, lambda row: row[1], ordered=False),
 }
 
 
@@ -113,8 +121,12 @@ def expected_rows(index: str, state: Mapping[str, bytes]) -> list[Row]:
     return rows
 
 
-def differences(expected: list[Row], found: list[Row]) -> list[str]:
-    """In words, what differs (at most ten); empty when both are the same rows in the same order."""
+def differences(index: str, state: Mapping[str, bytes], found: list[Row]) -> list[str]:
+    """In words, what differs (at most ten) between an index and the newest documents; empty when both are the
+    same rows, in the same order where the index has one."""
+    expected, expectation = expected_rows(index, state), EXPECTED[index]
+    if not expectation.ordered:
+        found = sorted(found, key=expectation.order)
     if expected == found:
         return []
     want, have = {_text(row) for row in expected}, {_text(row) for row in found}

@@ -1,5 +1,5 @@
-"""The demo, start to end: a cluster in a temporary folder, the flights, three indexes built while the year
-goes by, questions, an independent check of every row, a table of what happened."""
+"""The demo, start to end: a cluster in a temporary folder, airports and flights, four indexes built while the
+year goes by, questions, an independent check of every row, a table of what happened."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from deploy.cluster import LocalCluster
+from deploy.demo import airports, nearby
 from deploy.demo import flights as source
 from deploy.demo.feed import TimeLapse, send_all
-from deploy.demo.oracle import Row, differences, expected_rows, read_versions
+from deploy.demo.nearby import SpatialAnswer
+from deploy.demo.proof import Taken, prove, take
 from keytide.cli.admin import Admin
 from keytide.client import Client
 from keytide.kafka.clients import AdminClient
@@ -32,7 +33,7 @@ PARTITIONS = 4
 YEAR_S = 100.0
 """The time-lapse of the year, at full size."""
 ALL_FLIGHTS = 336_776
-PAGE = 20_000
+DURING, AT_THE_END = "during the year", "at its end"
 
 STATEMENTS = {
     "arrivals": """CREATE INDEX arrivals ON flights (destination, arrival DESC) INCLUDE (flight, origin,
@@ -43,22 +44,14 @@ STATEMENTS = {
         WITH (slices=2, defer_build=true) WHERE departure_delay >= 120""",
     "by_airport": """CREATE INDEX by_airport ON flights (UNNEST(airports), status) WITH (slices=4,
     defer_build=true)""",
+    "by_place": """CREATE INDEX by_place ON flights USING spatial (place) INCLUDE (flight, destination,
+    arrival)
+        WITH (slices=4, defer_build=true) WHERE status = 'arrived'""",
 }
 
 
 _Facts = list[tuple[str, str]]
 """What the closing table says: what, and the figure."""
-
-
-@dataclass(slots=True)
-class _Taken:
-    """A whole index as scanned."""
-
-    index: str
-    snapshot: int | None
-    offsets: dict[int, int]
-    rows: list[Row]
-    seconds: float
 
 
 def run(keep: bool = False, flights: int = ALL_FLIGHTS) -> int:
@@ -101,9 +94,11 @@ def _tell(console: Console, cluster: LocalCluster, count: int, stack: ExitStack)
     rows = source.load(count)
 
     console.print(
-        "[bold]1. The year as scheduled[/bold]: every flight is a document, written with kafka-python"
+        "[bold]1. The year as scheduled, and the airports[/bold]: documents, written with kafka-python"
     )
-    _make_topic(cluster.bootstrap)
+    _make_topics(cluster.bootstrap)
+    _show(console, nearby.AIRPORTS_STATEMENT)
+    made = admin.call("POST", "/v1/statements", {"statement": nearby.AIRPORTS_STATEMENT})
     with _bar(console) as bar:
         task = bar.add_task("documents", total=len(rows))
         took = time.monotonic()
@@ -112,6 +107,9 @@ def _tell(console: Console, cluster: LocalCluster, count: int, stack: ExitStack)
         )
         took = time.monotonic() - took
     facts.append(("flights written as scheduled", f"{sent:,} in {took:.1f} s"))
+    # (The index is there before its first document: with nothing to read it is built without Spark.)
+    admin.wait_for_build(made["build"], quiet=True)
+    send_all(cluster.bootstrap, airports.KEYSPACE, airports.documents(), lambda _: None)
 
     console.print(
         "\n[bold]2. The year goes by[/bold]: flights depart, arrive or are cancelled, in time-lapse"
@@ -122,24 +120,25 @@ def _tell(console: Console, cluster: LocalCluster, count: int, stack: ExitStack)
     stack.callback(lapse.close)
 
     console.print(
-        "\n[bold]3. Three indexes[/bold], built together by one Spark read of the topic while updates flow"
+        "\n[bold]3. Four indexes[/bold], built together by one Spark read of the topic while updates flow"
     )
     for statement in STATEMENTS.values():
-        console.print(f"  {' '.join(statement.split())};", style="cyan", highlight=False)
+        _show(console, statement)
         admin.call("POST", "/v1/statements", {"statement": statement})
     took = time.monotonic()
     build = _build(console, admin, lapse, len(changes))
     took = time.monotonic() - took
     at_ready = lapse.sent
     facts += [
-        ("build of three indexes", f"{build['documents_done']:,} documents read, READY after {took:.1f} s"),
+        ("build of four indexes", f"{build['documents_done']:,} documents read, READY after {took:.1f} s"),
         ("verified before READY", _verified(console, admin, build)),
         ("updates written meanwhile", f"{at_ready:,}"),
     ]
 
     console.print("\n[bold]4. Questions while updates flow[/bold]")
     _ask(console, client, lapse)
-    early = [_take(client, name) for name in STATEMENTS]
+    told: list[Taken | SpatialAnswer] = [_ask_places(console, client, nearby.ARRIVALS_NEAR, DURING)]
+    told += [take(client, name, DURING) for name in STATEMENTS]
 
     console.print("\n[bold]5. The rest of the year[/bold]")
     with _bar(console) as bar:
@@ -150,20 +149,23 @@ def _tell(console: Console, cluster: LocalCluster, count: int, stack: ExitStack)
         bar.update(task, completed=lapse.sent, description="31 December")
     lapse.check()
     facts.append(("departures, arrivals, cancellations", f"{lapse.sent:,}"))
-    ends = _ends(cluster.bootstrap)
-    at_least = {str(partition): offset for partition, offset in ends.items()}
+    at_least = _ends(cluster.bootstrap, TOPIC)
     caught = time.monotonic()
     for name in STATEMENTS:
         client.page(name, limit=1, at_least=at_least, timeout_ms=60_000)
     waited_ms = (time.monotonic() - caught) * 1000
-    facts.append(("after the last update, until scans of all three include it", f"{waited_ms:,.0f} ms"))
-    late = [_take(client, name, at_least=at_least) for name in STATEMENTS]
+    facts.append(("after the last update, until scans of all four include it", f"{waited_ms:,.0f} ms"))
+    told += [take(client, name, AT_THE_END, at_least=at_least) for name in STATEMENTS]
     _ask(console, client, lapse)
+    told.append(_ask_places(console, client, nearby.ARRIVALS_NEAR, AT_THE_END, at_least=at_least))
+    at_least = _ends(cluster.bootstrap, airports.KEYSPACE)
+    nearest = _ask_places(console, client, nearby.NEAREST_AIRPORTS, AT_THE_END, at_least=at_least)
 
     console.print(
-        "\n[bold]6. Proof[/bold]: the topic read again with kafka-python and plain Python, every row compared"
+        "\n[bold]6. Proof[/bold]: topics read again with kafka-python and plain Python, every row compared"
     )
-    good = _prove(console, cluster.bootstrap, early, late, facts)
+    good = _prove(console, cluster.bootstrap, TOPIC, told, facts)
+    good = _prove(console, cluster.bootstrap, airports.KEYSPACE, [nearest], facts) and good
     skipped = sum(int(index.get("skipped") or 0) for index in admin.call("GET", "/v1/indexes"))
     facts += [
         ("documents in the skip ledgers", str(skipped)),
@@ -179,19 +181,26 @@ def _tell(console: Console, cluster: LocalCluster, count: int, stack: ExitStack)
     return good
 
 
-def _make_topic(bootstrap: str) -> None:
+def _make_topics(bootstrap: str) -> None:
+    topics = [NewTopic(TOPIC, PARTITIONS, 1), NewTopic(airports.KEYSPACE, 1, 1)]
     with AdminClient({"bootstrap.servers": bootstrap}) as admin:
-        admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(timeout=30)
+        for made in admin.create_topics(topics).values():
+            made.result(timeout=30)
 
 
-def _ends(bootstrap: str) -> dict[int, int]:
-    """Next offsets of the topic, by an ordinary consumer."""
+def _show(console: Console, statement: str) -> None:
+    console.print(f"  {' '.join(statement.split())};", style="cyan", highlight=False)
+
+
+def _ends(bootstrap: str, topic: str) -> dict[str, int]:
+    """Next offsets of a topic, by an ordinary consumer."""
     from kafka import KafkaConsumer, TopicPartition
 
     consumer = KafkaConsumer(bootstrap_servers=bootstrap)
-    ends = consumer.end_offsets([TopicPartition(TOPIC, partition) for partition in range(PARTITIONS)])
+    partitions = consumer.partitions_for_topic(topic) or ()
+    ends = consumer.end_offsets([TopicPartition(topic, partition) for partition in partitions])
     consumer.close()
-    return {place.partition: offset for place, offset in ends.items()}
+    return {str(place.partition): offset for place, offset in ends.items()}
 
 
 def _bar(console: Console) -> Progress:
@@ -265,6 +274,17 @@ def _ask(console: Console, client: Client, lapse: TimeLapse) -> None:
         )
 
 
+def _ask_places(
+    console: Console, client: Client, question: nearby.SpatialQuestion, moment: str, **demands: Any
+) -> SpatialAnswer:
+    """One question of places, in SQL."""
+    _show(console, question.sql)
+    answer = nearby.ask(client, question, moment, **demands)
+    shown = ([f"{one:,.0f}" if isinstance(one, float) else str(one) for one in row] for row in answer.rows)
+    _table(console, f"{question.title}, {moment}", question.columns, map(tuple, shown))
+    return answer
+
+
 def _late(included: dict[str, Any]) -> str:
     late = included.get("arrival_delay")
     return "-" if late is None else str(late)
@@ -277,41 +297,22 @@ def _table(console: Console, title: str, columns: Iterable[str], rows: Iterable[
     console.print(table)
 
 
-def _take(client: Client, index: str, **demands: Any) -> _Taken:
-    """A whole index, page by page, from one snapshot."""
-    began = time.monotonic()
-    page = client.page(index, limit=PAGE, columns=["key", "id"], **demands)
-    snapshot, offsets = page.snapshot, {int(p): place["offset"] for p, place in page.timestamp.items()}
-    rows: list[Row] = [(row.key, row.id) for row in page.rows]
-    while page.page is not None:
-        page = client.page(index, page=page.page)
-        rows += [(row.key, row.id) for row in page.rows]
-    return _Taken(index, snapshot, offsets, rows, time.monotonic() - began)
-
-
-def _prove(console: Console, bootstrap: str, early: list[_Taken], late: list[_Taken], facts: _Facts) -> bool:
-    """Compare every scan with the topic at its own timestamp."""
-    takes = sorted([*early, *late], key=lambda taken: sum(taken.offsets.values()))
+def _prove(
+    console: Console, bootstrap: str, topic: str, told: list[Taken | SpatialAnswer], facts: _Facts
+) -> bool:
+    """Compare every scan and every answer with the topic at its own timestamp."""
     with _bar(console) as bar:
-        total = sum(takes[-1].offsets.values())
-        task = bar.add_task("topic", total=total)
-        states = read_versions(
-            bootstrap, TOPIC, [taken.offsets for taken in takes], lambda n: bar.update(task, completed=n)
-        )
-    good = True
-    for taken, state in zip(takes, states, strict=True):
-        wrong = differences(expected_rows(taken.index, state), taken.rows)
-        moment = "during the year" if any(taken is one for one in early) else "at its end"
-        verdict = "zero differences" if not wrong else f"{len(wrong)}+ differences"
+        task = bar.add_task(topic, total=max(sum(one.offsets.values()) for one in told))
+        found = prove(bootstrap, topic, told, lambda n: bar.update(task, completed=n))
+    for one in found:
         console.print(
-            f"  {taken.index:12} {moment:16} snapshot {taken.snapshot}: {len(taken.rows):,} rows, {verdict}"
+            f"  {one.what:12} {one.moment:16} snapshot {one.snapshot}: {one.rows:,} rows, {one.verdict}"
         )
-        for line in wrong:
+        for line in one.wrong:
             console.print(f"    {line}", style="red", highlight=False)
-        figure = f"{len(taken.rows):,} rows read in {taken.seconds:.1f} s, {verdict}"
-        facts.append((f"{taken.index}, {moment}", figure))
-        good = good and not wrong
-    return good
+        seconds = f" read in {one.seconds:.1f} s" if one.seconds is not None else ""
+        facts.append((f"{one.what}, {one.moment}", f"{one.rows:,} rows{seconds}, {one.verdict}"))
+    return not any(one.wrong for one in found)
 
 
 def _closing_table(console: Console, facts: _Facts, admin: Admin) -> None:

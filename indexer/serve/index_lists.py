@@ -1,17 +1,21 @@
-"""Pages of the skip ledger and of violations, and what is written, of the slices on this node
-(`keytide.wire.index_lists`)."""
+"""Pages of the skip ledger and of violations, what is written, and samples for maps, of the slices on this
+node (`keytide.wire.index_lists`)."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
+from indexer.serve.map_samples import sampled
 from indexer.view import NodeView, ReadableSnapshot, StoreDamagedError
 from keytide.errors import RetryableError
 from keytide.wire.index_lists import (
     LARGEST_PAGE,
     REASONS_LIMIT,
+    BoundingBox,
     ListAsk,
     ListPage,
     SkippedLine,
@@ -35,29 +39,49 @@ def page(view: NodeView, ask: ListAsk) -> ListPage:
         return ListPage(violations=found[:limit], more=len(found) > limit)
     if ask.what == "load":
         return ListPage(written=[_written(view, ask.index, number) for number in ask.slices])
+    if ask.what == "map":
+        return ListPage(boxes=_boxes(view, ask, limit))
     lines: list[SkippedLine] = []
     reasons: Counter[str] = Counter()
     counted_all = True
     for number in ask.slices:
-        snapshot = view.tip(ask.index, number)
-        if snapshot is None:
-            raise _not_here(view, ask.index, number)
-        try:
+        with _tip(view, ask.index, number) as snapshot:
             lines += _lines(snapshot, limit + 1, ask.after)
             if ask.reasons:
                 counted_all &= _count(snapshot, reasons)
-        except StoreDamagedError as error:
-            raise RetryableError(
-                f"slice {number} of {ask.index} is damaged: {error.message}",
-                problem_type="store-damaged",
-                next_step="it is rebuilt by itself; try again when the index is in order",
-            ) from error
-        finally:
-            snapshot.release()
     lines.sort(key=lambda line: (line.partition, line.offset))
     return ListPage(
         lines[:limit], more=len(lines) > limit, reasons=dict(sorted(reasons.items())), counted_all=counted_all
     )
+
+
+@contextmanager
+def _tip(view: NodeView, index: str, number: int) -> Iterator[ReadableSnapshot]:
+    """The newest state of a slice, until the end of the block."""
+    snapshot = view.tip(index, number)
+    if snapshot is None:
+        raise _not_here(view, index, number)
+    try:
+        yield snapshot
+    except StoreDamagedError as error:
+        raise RetryableError(
+            f"slice {number} of {index} is damaged: {error.message}",
+            problem_type="store-damaged",
+            next_step="it is rebuilt by itself; try again when the index is in order",
+        ) from error
+    finally:
+        snapshot.release()
+
+
+def _boxes(view: NodeView, ask: ListAsk, limit: int) -> list[BoundingBox]:
+    record = view.catalog().index(ask.index)
+    if record is None:
+        raise _not_here(view, ask.index, ask.slices[0] if ask.slices else 0)
+    found: dict[BoundingBox, None] = {}
+    for number in ask.slices:
+        with _tip(view, ask.index, number) as snapshot:
+            found |= dict.fromkeys(sampled(snapshot, record.definition, -(-limit // len(ask.slices))))
+    return list(found)[:limit]
 
 
 def _violations(view: NodeView, ask: ListAsk, number: int, limit: int) -> list[UniqueViolation]:

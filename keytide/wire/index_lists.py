@@ -1,6 +1,6 @@
 """What the coordinator asks nodes for when somebody reads a list of an index: lines of its skip ledger, its
-violations, or what is written to its slices. Bodies are MessagePack, on one internal route of every node.
-Pure.
+violations, what is written to its slices, or a sample of its geometries. Bodies are MessagePack, on one internal
+route of every node. Pure.
 
 Lists are read page by page, in an order that does not depend on where slices lie: the skip ledger by
 (partition, offset), violations by key. Each page is read from what the slices hold at that moment.
@@ -37,7 +37,7 @@ class ListAsk(msgspec.Struct, frozen=True):
         reasons: count lines by reason, too.
     """
 
-    what: Literal["skipped", "violations", "load"]
+    what: Literal["skipped", "violations", "load", "map"]
     index: str
     slices: list[_Count]
     limit: _Count
@@ -84,6 +84,10 @@ class WrittenSlice(msgspec.Struct, frozen=True):
     listed: tuple[bytes, ...] = ()
 
 
+BoundingBox = tuple[float, float, float, float]
+"""(west, south, east, north) of a geometry; west > east where it crosses the antimeridian."""
+
+
 class ListPage(msgspec.Struct, frozen=True):
     """What a node has of it.
 
@@ -94,6 +98,7 @@ class ListPage(msgspec.Struct, frozen=True):
         reasons: reason -> lines.
         counted_all: `reasons` are of all lines.
         written: of each slice that was asked for.
+        boxes: of some geometries of a spatial index, each once, spread over where there are any.
     """
 
     lines: list[SkippedLine] = []
@@ -102,6 +107,7 @@ class ListPage(msgspec.Struct, frozen=True):
     reasons: dict[str, int] = {}
     counted_all: bool = True
     written: list[WrittenSlice] = []
+    boxes: list[BoundingBox] = []
 
 
 ask_decoder: Final = msgspec.msgpack.Decoder(ListAsk)

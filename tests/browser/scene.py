@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import uvicorn
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
 
 from coordinator.builds.registry import BuildLimits
@@ -39,6 +40,7 @@ from keytide.model.protocol import SPOKEN
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings, load_settings
+from keytide.wire.index_lists import LISTS_PATH, BoundingBox, ListPage, ask_decoder, encoder
 from keytide.wire.messages import (
     Acknowledged,
     Activated,
@@ -81,6 +83,10 @@ class Scene:
         self.ahead_ms = 0
         """How far the coordinator's clock is ahead of the browser's when it is asked."""
         self.running: dict[str, int] = {}
+        self.node_url = ""
+        """Where all nodes are, when somebody answers for them."""
+        self.boxes: dict[str, list[BoundingBox]] = {}
+        """By index what its nodes give as a sample."""
         catalog = Catalog()
         catalog.put("term", TermRecord(self.term, "scene", self.started_at))
         limits = BuildLimits(concurrent=9, concurrent_per_node=1)
@@ -173,7 +179,8 @@ class Scene:
                 for n, placed in enumerate(i.placement)
                 if node in placed
             ]
-            url = f"http://127.0.0.1:280{NODES.index(node) + 93}"  # not 80..: a cluster may run here
+            nowhere = f"http://127.0.0.1:280{NODES.index(node) + 93}"  # not 80..: a cluster may run here
+            url = self.node_url or nowhere
             message = NodeHeartbeat(node, url, 1, now_ms(), slices, 214 << 20, 51 << 30, 0, protocol=SPOKEN)
             self.handle(Reported(message, now_ms()))
 
@@ -209,6 +216,13 @@ class Scene:
         self.driver(build, driver, documents)
         return build
 
+    def ready(self, name: str, clauses: str) -> None:
+        """An index that is defined, and built."""
+        self.sql(f"CREATE INDEX {name} ON flights {clauses}")
+        build = self.build(name, "PASSED", FLIGHTS)
+        self.handle(SourceSampled(self.facts(FLIGHTS), build, now_ms()))
+        self.progress(FLIGHTS)
+
     def driver(self, build: str, state: str, documents: int) -> None:
         reached = Timestamp.of(dict.fromkeys(range(4), documents // 4))
         message = BuildProgress(
@@ -235,10 +249,7 @@ def busy_day(**settings: Any) -> Scene:
     for node in NODES:
         scene.beat(0, -1, (node,))
     for name, key in (("by_destination", "dest, arr_time DESC"), ("late_arrivals", "arr_delay")):
-        scene.sql(f"CREATE INDEX {name} ON flights ({key}) WITH (slices=8)")
-        build = scene.build(name, "PASSED", FLIGHTS)
-        scene.handle(SourceSampled(scene.facts(FLIGHTS), build, now_ms()))
-        scene.progress(FLIGHTS)
+        scene.ready(name, f"({key}) WITH (slices=8)")
     scene.sql("CREATE INDEX by_tail ON flights (tailnum) WITH (slices=4)")
     failed = scene.build("by_tail", "RUNNING", 40_000)
     scene.handle(SourceSampled(SourceStatus("flights", "", {}, {}, {}, False, 0, 0, now_ms()), "", now_ms()))
@@ -254,9 +265,24 @@ def busy_day(**settings: Any) -> Scene:
     return scene
 
 
+def day_of_maps() -> Scene:
+    """An index of geometries on the globe, one of those in a plane, and a btree; all READY, on two nodes."""
+    scene = Scene()
+    for node in NODES:
+        scene.beat(0, -1, (node,))
+    scene.ready("by_place", "USING spatial (place) WITH (slices=4)")
+    scene.ready(
+        "by_seat",
+        "USING spatial (seat) PARTITION BY RANGE(cell) SPLIT AT (4611686018427387904) WITH (srid=0)",
+    )
+    scene.ready("by_tail", "(tailnum) PARTITION BY HASH(tailnum) SUBPARTITION BY HASH(id) SLICES (3, 1)")
+    scene.beat(FLIGHTS)
+    return scene
+
+
 @contextmanager
 def served(scene: Scene) -> Iterator[str]:
-    """The API and the page over a scene, on a free port; its address."""
+    """The API and the page over a scene, and who answers for its nodes, on free ports; its address."""
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     begun = threading.Event()
@@ -266,12 +292,37 @@ def served(scene: Scene) -> Iterator[str]:
     async def frame(width: int) -> HTMLResponse:
         return HTMLResponse(FRAME.replace("WIDTH", str(width)))
 
+    with _nodes(scene), _running(app, listener):
+        assert begun.wait(30)
+        yield url
+
+
+@contextmanager
+def _nodes(scene: Scene) -> Iterator[None]:
+    """Who answers for the nodes, if any box is to be given."""
+    if not scene.boxes:
+        yield
+        return
+    listener, app = socket.create_server(("127.0.0.1", 0)), FastAPI()
+
+    @app.post(LISTS_PATH)
+    async def lists(request: Request) -> Response:
+        ask = ask_decoder.decode(await request.body())
+        name = next(one.name for one in scene.leader.dictionary.catalog.listed() if one.id == ask.index)
+        return Response(encoder.encode(ListPage(boxes=scene.boxes.get(name, [])[: ask.limit])))
+
+    scene.node_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with _running(app, listener):
+        yield
+
+
+@contextmanager
+def _running(app: FastAPI, listener: socket.socket) -> Iterator[None]:
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
-        assert begun.wait(30)
-        yield url
+        yield
     finally:
         server.should_exit = True
         thread.join()

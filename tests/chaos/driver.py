@@ -44,7 +44,10 @@ topics only grow, and batches of one size would make rebuilds slower and slower.
 PROGRESS_S = 15.0
 GONE_LIMIT_S = 180.0
 """Longer than a coordinator waits for projectors that do not let go of a dropped index."""
-PERMANENT = (("city", "tag", "small", "mood"), ("city_n", "by_id", "ranged", "hashed", "spread"))
+PERMANENT = (
+    ("city", "tag", "small", "mood", "placed"),
+    ("city_n", "by_id", "ranged", "hashed", "spread", "pointed"),
+)
 """The indexes that stay, by keyspace in turn."""
 
 

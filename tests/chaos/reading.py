@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +15,7 @@ from keytide.client import Row as Answered
 from keytide.errors import KeytideError
 from tests.chaos.run import ANSWER_MS, Run, Target
 from tests.chaos.shapes import Shape
+from tests.chaos.spatial import Asked
 from tests.chaos.truth import Places, Row, Selection, TooOldError, difference, row_text, story
 from tests.chaos.writing import GIVES_UP
 from tests.oracle import MISSING, compare
@@ -87,7 +89,8 @@ class Reader:
         if sort == "scan" and demands is None and chance.random() < 0.4:
             client.session, seen = self._session.get(target.keyspace, (None, {}))
         limit = chosen.limit or (chance.choice((20, 100, 400)) if sort != "scan" else 100_000)
-        page = client.page(target.name, **{**request, "limit": limit})
+        how_many = {} if chosen.distance else {"limit": limit}  # (the nearest come in one answer)
+        page = client.page(target.name, **{**request, **how_many})
         snapshot, places = page.snapshot, _places(page.timestamp)
         offsets = {p: offset for p, (offset, _) in places.items()}
         rows = [_found(row) for row in page.rows]
@@ -167,6 +170,8 @@ class Reader:
         x = chance.random()
         if x < 0.5:
             return Selection(request, None, reverse, limit)
+        if shape.ask is not None:
+            return self._spatial(sort, shape.ask, limit)
         value: Any = chance.choice(
             (f"city{chance.randrange(40)}", "good", None, 7, chance.randrange(500), "t3", True)
         )
@@ -186,6 +191,15 @@ class Reader:
         return Selection(
             {**request, "low": [low], "high": [high], "inclusion": inclusion}, keeps, reverse, limit
         )
+
+    def _spatial(self, sort: str, ask: Callable[[random.Random], Asked], limit: int | None) -> Selection:
+        """A condition on geometries; the nearest come in one answer, and are not counted."""
+        asked = ask(self._chance)
+        while asked.distance is not None and sort != "scan":
+            asked = ask(self._chance)
+        if asked.distance is not None:
+            limit = asked.request["near"]["limit"]
+        return Selection(asked.request, asked.keeps, False, limit, asked.distance)
 
     def _went_back(self, target: Target, before: Offsets, now: Offsets, whose: str) -> None:
         if any(now.get(partition, 0) < offset for partition, offset in before.items()) and self._run.offered(

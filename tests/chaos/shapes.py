@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tests.chaos import spatial
+from tests.chaos.spatial import Asked
 from tests.oracle import MISSING
 
 Document = dict[str, Any]
@@ -29,6 +31,7 @@ class Shape:
         slices: how many it has; 0 for any number.
         ordered: its entries come in the order of keys.
         partitions: how many it has, where the number of slices may differ by partition; else 0.
+        ask: of a spatial one, makes a condition.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Shape:
     slices: int = 0
     ordered: bool = True
     partitions: int = 0
+    ask: Callable[[random.Random], Asked] | None = None
 
 
 def _part(document: Document, name: str) -> Any:
@@ -83,6 +87,19 @@ def _by_id(document: Document, id_: str) -> list[Entry]:
     return [([document["mood"], id_], included)] if "mood" in document else []
 
 
+def _placed(document: Document, _: str) -> list[Entry]:
+    if "geometry" not in document or not spatial.is_geometry(document["geometry"]):
+        return []
+    return [([document["geometry"]], {"n": document["n"]} if "n" in document else {})]
+
+
+def _pointed(document: Document, _: str) -> list[Entry]:
+    if "lon" not in document or "lat" not in document:
+        return []
+    point = {"coordinates": [document["lon"], document["lat"]], "type": "Point"}
+    return [([point], {"note": document["note"]} if "note" in document else {})]
+
+
 SHAPES = {
     shape.name: shape
     for shape in (
@@ -114,6 +131,22 @@ SHAPES = {
             _city_n,
             (True, False),
             4,
+        ),
+        Shape(
+            "placed",
+            "USING spatial (geometry) INCLUDE (n) PARTITION BY RANGE(cell) SPLIT AT (1441168000000000000, "
+            "1441169499000000000, 1441181000000000000) WITH ({options}, srid=0)",
+            _placed,
+            slices=4,
+            ordered=False,
+            ask=spatial.ask_plane,
+        ),
+        Shape(
+            "pointed",
+            "USING spatial (POINT(lon, lat)) INCLUDE (note) WITH ({options})",
+            _pointed,
+            ordered=False,
+            ask=spatial.ask_globe,
         ),
     )
 }
@@ -174,6 +207,7 @@ class Changes:
 
     def __init__(self, chance: random.Random, ids: int) -> None:
         self._chance = chance
+        self._geometries = random.Random(ids)
         self._ids = ids
         self._known: dict[str, Document] = {}
 
@@ -225,6 +259,10 @@ class Changes:
             document["tags"] = "no array"
         if chance.random() < 0.1:
             document["n"] = chance.choice((None, "many", 1e300, -1, 499.5, 10**40))
+        if self._geometries.random() < 0.9:
+            document["geometry"] = spatial.geometry(self._geometries)
+        if self._geometries.random() < 0.9:
+            document["lon"], document["lat"] = spatial.position(self._geometries)
         if chance.random() < 0.0015:
             document["pad"] = "p" * chance.randrange(100_000, 600_000)
         return document

@@ -3,6 +3,7 @@ answers at their timestamps."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from bisect import bisect_left
@@ -41,12 +42,14 @@ class Selection:
         request: its members in the request.
         keeps: whether an entry with this first key part is selected.
         limit: rows at most.
+        distance: of the first key part, where the nearest are asked for.
     """
 
     request: dict[str, Any] = field(default_factory=dict)
     keeps: Callable[[Any], bool] | None = None
     reverse: bool = False
     limit: int | None = None
+    distance: Callable[[Any], float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +228,8 @@ def difference(
     """What is wrong with an answer, a line each; nothing when it is right in every row and in its order."""
     if selection.keeps is not None:
         expected = [row for row in expected if selection.keeps(row.key[0])]
+    if selection.distance is not None:
+        return _unlike_nearest(expected, found, selection.distance, selection.limit)
     want = {(row.id, row.text) for row in expected}
     have = [(row.id, row.text) for row in found]
     wrong = [f"extra: {row}" for row in sorted(set(have) - want)]
@@ -244,6 +249,25 @@ def difference(
             beyond = beyond and order(row, found[-1], shape, selection.reverse) > 0
         if (row.id, row.text) not in held and not beyond:
             wrong.append(f"missing: {(row.id, row.text)}")
+    return wrong
+
+
+def _unlike_nearest(
+    expected: Sequence[Row], found: Sequence[Row], distance: Callable[[Any], float], limit: int | None
+) -> list[str]:
+    """The same of the nearest, which come nearest first; of those that are as far away, any."""
+    have = {(row.id, row.text) for row in found}
+    wrong = [f"extra: {row}" for row in sorted(have - {(row.id, row.text) for row in expected})]
+    if len(have) != len(found):
+        wrong.append(f"{len(found) - len(have)} rows come twice")
+    away = sorted(distance(row.key[0]) for row in expected)[:limit]
+    shown = [distance(row.key[0]) for row in found]
+    if len(away) != len(shown):
+        wrong.append(f"{len(shown)} rows, {len(away)} expected")
+    elif not all(
+        math.isclose(one, two, rel_tol=1e-9, abs_tol=1e-2) for one, two in zip(away, shown, strict=True)
+    ):
+        wrong.append(f"distances {shown}, expected {away}")
     return wrong
 
 

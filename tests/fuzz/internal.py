@@ -37,8 +37,8 @@ from tests.unit.scan_world import of_the_cluster
 
 _encode = msgspec.msgpack.encode
 _ANSWERS = {200, 413, 422, 503}
-INDEXES = ("by_city-1", "one_n-1")
-SCANS = ("/v1/indexes/by_city/scan", "/v1/indexes/one_n/scan")
+INDEXES = ("by_city-1", "one_n-1", "by_place-1")
+SCANS = tuple(f"/v1/indexes/{name}/scan" for name in ("by_city", "one_n", "by_place"))
 _DEEP = b'{"args":[' * 5_000
 _FILTERS = (b"", b"", b"", b"{}", b"[]", b"null", b"1", b"{", _DEEP, b"\xff")
 
@@ -181,7 +181,7 @@ class InternalFuzz:
     def _list(self) -> tuple[str, Any]:
         draw = self._random
         message: dict[str, Any] = {
-            "what": draw.choice(("skipped", "violations", "load")),
+            "what": draw.choice(("skipped", "violations", "load", "map")),
             "index": self._index(),
             "slices": self._slices(),
             "limit": draw.choice((0, 5, 10**6)),

@@ -28,6 +28,8 @@ def test_the_demo_proves_its_indexes_and_leaves_nothing_behind(tmp_path: Path) -
         output, _ = process.communicate(timeout=60)
         pytest.fail(f"the demo took longer than {LIMIT_S} s:\n{output[-3000:]}")
     assert process.returncode == 0, output[-3000:]
-    assert output.count("zero differences") == 12, output[-3000:]  # six checks, each told and in the table
+    # Two checks of each of four indexes, three of answers about places, each told and in the table
+    assert output.count("zero differences") == 22, output[-3000:]
+    assert "DEN     " in output, "the airports nearest to Denver"
     assert "every index equals its source" in output
     assert not list(tmp_path.glob("keytide-demo-*")), "the demo left its folder behind"

@@ -26,7 +26,7 @@ from keytide.catalog.history import History
 from keytide.catalog.table_origin import TableOrigin
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import HeartbeatChanges, NodeHeartbeat, SliceStatus
-from tests.simulation.source import IDS, PARTITIONS, SLICES, Fold, Log, Source, in_full
+from tests.simulation.source import IDS, PARTITIONS, SLICES, Fold, Log, Source, in_full, rows_shown
 from tests.simulation.tables import place_of
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ class Oracle:
         return f"missing {missing}, extra {extra}, wrong value {wrong}"
 
     def sizes(self, timestamp: Timestamp) -> list[int]:
-        """How many entries there may be at a timestamp."""
+        """How many rows there may be at a timestamp."""
         return [
-            sum(len(rows) for fold in choice for version in fold.values() for rows in version.rows)
+            sum(rows_shown(version.rows) for fold in choice for version in fold.values())
             for choice in product(*self.folds(timestamp))
         ]
 

@@ -38,7 +38,7 @@ from tests.simulation.kafka import Reader
 from tests.simulation.mishaps import machine_of
 from tests.simulation.packing import put_chunk, removal_chunk
 from tests.simulation.projectors import TOPICS
-from tests.simulation.source import KEYSPACE, PARTITIONS, SPLITS, Version
+from tests.simulation.source import KEYSPACE, PARTITIONS, Version, splits
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -541,10 +541,10 @@ class SimSampler:
         if record is None or record.state != "QUEUED":
             return False
         indexes = [reader.catalog.index(one) for one in record.indexes]
-        splits = {
-            one.id: list(SPLITS) for one in indexes if one is not None and one.definition.samples_splits
+        found = {
+            one.id: list(splits()) for one in indexes if one is not None and one.definition.samples_splits
         }
-        world.report(BuildSampled(self.build, "s", splits, 9, dict.fromkeys(splits, 9), world.clock.now))
+        world.report(BuildSampled(self.build, "s", found, 9, dict.fromkeys(found, 9), world.clock.now))
         world.seen["sample"] += 1
         return False
 

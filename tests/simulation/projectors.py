@@ -27,13 +27,16 @@ from tests.simulation.kafka import CLUSTER, Reader
 from tests.simulation.packing import segments_of
 from tests.simulation.producers import TOPICS as TOPICS
 from tests.simulation.producers import LaterPart, SimProducer
-from tests.simulation.source import projection_plan
+from tests.simulation.source import projection_plan, spatial
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _NEVER = 1 << 60
 PART_BYTES = 150
+SPATIAL_PART_BYTES = 600
+"""Entries of geometries are larger, and a document has several: their messages too have a few parts only,
+which come within the time that a slice waits for them."""
 INTERVAL_MS = 100
 WAITS = Waits(
     hold=0.15, seek_limit=0.6, first_backoff=0.02, longest_backoff=0.2, revoke=0.06, look_up_again=0.1
@@ -218,12 +221,17 @@ class SimPipeline(Pipeline):
     """The product's pipeline, with small limits."""
 
     def __init__(self, world: World, sender: str) -> None:
-        super().__init__(sender, MessageLimits(PART_BYTES, PART_BYTES))
+        super().__init__(sender, MessageLimits(part_bytes(), part_bytes()))
         self.world = world
 
     def suspend(self, index: str) -> None:
         super().suspend(index)
         self.world.seen["suspended"] += 1
+
+
+def part_bytes() -> int:
+    """How large a part of a message is."""
+    return SPATIAL_PART_BYTES if spatial() else PART_BYTES
 
 
 class QuickPipeline(SimPipeline):
@@ -244,7 +252,7 @@ class QuickPipeline(SimPipeline):
         if not self.world.fault("parts", 0.4):
             return [Outgoing(message.index, message.slice, data)]
         self._parts += 1
-        pieces = split(data, PART_BYTES, self.sender, self._parts)
+        pieces = split(data, part_bytes(), self.sender, self._parts)
         self.world.seen["parts"] += len(pieces) > 1
         return [
             Outgoing(message.index, message.slice, LaterPart(piece) if at else piece)

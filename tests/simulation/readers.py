@@ -9,6 +9,7 @@ takes a while now and then, and everything else goes on meanwhile.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
@@ -37,8 +38,8 @@ from keytide.http.node_protocol import NodeUnavailableError
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import ScanSettings
 from tests.simulation.chance import Chance
-from tests.simulation.checkers import Rows
-from tests.simulation.source import in_full, kept, projection
+from tests.simulation.checkers import BrokenError, Rows
+from tests.simulation.source import in_full, kept, projection, spatial
 
 if TYPE_CHECKING:
     from tests.simulation.nodes import SimNode
@@ -485,14 +486,24 @@ def _timestamp(answer: Answer) -> Timestamp:
 
 def _entries(answer: Answer) -> Rows:
     """The entries that rows stand for, in full: which tie an entry has, its row does not say."""
-    return dict(_entry(row["key"][0], row["id"], row["include"].get("v")) for row in answer.rows)
+    found = [_entry(_key_of(row["key"][0]), row["id"], row["include"].get("v")) for row in answer.rows]
+    entries = dict(found)
+    if len(entries) < len(found):
+        raise BrokenError("Untorn", f"rows come twice: {sorted(key for key, _ in found)}")
+    return entries
+
+
+def _key_of(key: Any) -> str:
+    """A row's key as a document has it, in JSON."""
+    return json.dumps(key if spatial() else [key])
 
 
 @kept
 @lru_cache(1_024)
-def _entry(letter: str, docid: str, value: int | None) -> tuple[bytes, bytes]:
+def _entry(key: str, docid: str, value: int | None) -> tuple[bytes, bytes]:
     if value is None:  # of no document: something has spoilt it (`tests.simulation.repairs`)
-        return b"?" + letter.encode() + docid.encode(), b""
-    made = projection(docid.encode(), b'{"k":["%s"],"v":%d}' % (letter.encode(), value))
-    ((key, packed),) = [row for puts in made.puts for row in puts]
-    return in_full(key + docid.encode(), packed)
+        return b"?" + key.encode() + docid.encode(), b""
+    made = projection(docid.encode(), b'{"k":%s,"v":%d}' % (key.encode(), value))
+    # (Of several cells all show the same.)
+    (found,) = {in_full(stored + docid.encode(), packed) for puts in made.puts for stored, packed in puts}
+    return found

@@ -24,10 +24,11 @@ from keytide.wire.corrections import Correction, Round, pack_corrections, pack_w
 from keytide.wire.messages import Message, RepairEnd, RepairStatus, encode
 from tests.memory_store.snapshot import MemoryState
 from tests.memory_store.store import MemorySliceStore
+from tests.simulation import geometries
 from tests.simulation.checkers import Rows
 from tests.simulation.kafka import Queue
 from tests.simulation.projectors import TOPICS
-from tests.simulation.source import IDS, KEYSPACE, PARTITIONS, SLICES, Fold, projection
+from tests.simulation.source import IDS, KEYSPACE, PARTITIONS, SLICES, Fold, projection, spatial
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -37,6 +38,8 @@ _STRAYS = [
     for letter in (b"y", b"z")
 ]
 """By slice a key that no document has (and wherever it belongs: no two slices have one entry)."""
+_SPATIAL_STRAYS = [geometries.stray_of(letter) for letter in "yz"]
+"""The same of spatial indexes, with a value of it each: entries that cannot be read are found otherwise."""
 _WRONG = pack_value(b"", b'{"v":99}')
 """A value that no document has."""
 _KINDS = ("lose", "keep", "ghost", "value", "forget", "half")
@@ -117,7 +120,10 @@ class Repairs:
         if not keys:
             return
         key, docid, kind = chance.pick(keys), chance.pick(IDS), chance.pick(_KINDS)
-        store, stray = world.disks[node][key], _STRAYS[key[1]]
+        store, stray = (
+            world.disks[node][key],
+            _SPATIAL_STRAYS[key[1]] if spatial() else (_STRAYS[key[1]], b""),
+        )
         runner = world.nodes[node].hosting.runners.get(key)
         if not isinstance(store, MemorySliceStore) or store.applied.building or runner is None:
             return
@@ -367,11 +373,11 @@ class Repairs:
             self._job.known.get((node, key), set()).discard(docid)
 
 
-def _spoilt(state: MemoryState, kind: str, docid: bytes, stray: bytes) -> MemoryState:
+def _spoilt(state: MemoryState, kind: str, docid: bytes, stray: tuple[bytes, bytes]) -> MemoryState:
     """A state that is wrong in one way.
 
     Args:
-        stray: a canonical key that no version of the document has.
+        stray: a stored key that no version of the document has, and its value.
     """
     entries, back = dict(state.entries), dict(state.back)
     mine = [key for key in entries if key.endswith(docid)]
@@ -382,13 +388,13 @@ def _spoilt(state: MemoryState, kind: str, docid: bytes, stray: bytes) -> Memory
         case "keep":
             partition = IDS.index(docid) % PARTITIONS
             before = held or StoredDocument(partition, 0, 0, (), False)
-            back[docid] = before._replace(keys=(*before.keys, stray))
+            back[docid] = before._replace(keys=(*before.keys, stray[0]))
         case "forget":
             back.pop(docid, None)
     for key in mine if kind in ("lose", "half") else ():
         del entries[key]
     for key in mine if kind == "value" else ():
-        entries[key] = _WRONG
+        entries[key] = geometries.with_wrong_column(entries[key]) if spatial() else _WRONG
     if kind in ("keep", "ghost"):
-        entries[stray + docid] = b""
+        entries[stray[0] + docid] = stray[1]
     return replace(state, entries=entries, back=back)

@@ -24,6 +24,7 @@ from keytide.model.timestamp import Place
 from keytide.structure import StructureName
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router.core import slices_of
+from tests.simulation import geometries
 from tests.simulation.chance import Chance
 from tests.statements import encode_splits
 
@@ -35,7 +36,7 @@ HOT = 3
 """Most writes go to the first few ids; what goes wrong with the others is not soon written over."""
 LETTERS = "abcde"
 SPLIT = "c"
-SPLITS = encode_splits([SPLIT])
+_SPLITS = encode_splits([SPLIT])
 SAMPLED = "c"
 """The index whose splits are not given, in histories by RANGE."""
 HASHES = {docid: xxhash.xxh3_64_intdigest(docid) for docid in IDS}
@@ -81,12 +82,25 @@ def _forget() -> None:
         made.cache_clear()
 
 
+def spatial() -> bool:
+    """Whether indexes are of geometries: a document has one, in the place of letters, and may have several
+    cells."""
+    return _structure == "spatial"
+
+
+def splits() -> tuple[bytes, ...]:
+    """Of indexes by RANGE."""
+    return geometries.SPLITS if spatial() else _SPLITS
+
+
 def statement_of(name: str, ranged: bool = False) -> str:
     """CREATE INDEX.
 
     Args:
-        ranged: by RANGE; of the index `SAMPLED` the build finds the splits (`SPLITS` too).
+        ranged: by RANGE; of the index `SAMPLED` the build finds the splits (`splits()` too).
     """
+    if spatial():
+        return geometries.statement_of(name, KEYSPACE, ranged, name != SAMPLED, SLICES)
     given = "" if name == SAMPLED else f" SPLIT AT ('{SPLIT}')"
     partition = f"PARTITION BY RANGE(UNNEST(k)){given} " if ranged else ""
     options = f"slices={SLICES}"
@@ -125,6 +139,15 @@ def in_full(entry_key: bytes, value: bytes) -> Row:
     return definition("x").structure.in_full(entry_key, value)
 
 
+@kept
+@lru_cache(4_096)
+def rows_shown(rows: tuple[tuple[Row, ...], ...]) -> int:
+    """How many rows scans show of a document's entries, by slice: one of a geometry, whatever its cells."""
+    if not spatial():
+        return sum(map(len, rows))
+    return len({in_full(*row) for some in rows for row in some})
+
+
 class Projection(NamedTuple):
     """What a document stands for.
 
@@ -141,12 +164,12 @@ class Projection(NamedTuple):
 @lru_cache(4_096)
 def projection(docid: bytes, document: bytes | None, ranged: bool = False) -> Projection:
     """The real projection and routing of one document."""
-    plan = projection_plan()
+    plan = projection_plan(ranged)
     batch = project(SourceBatch(0, 0, 0, 1, [0], [docid], [document], [0]), plan)
     entries = batch.indexes["x"]
     puts: list[list[Row]] = [[] for _ in range(SLICES)]
     values = entries.values or [b""] * len(entries.keys)
-    rule = Partitioning.of(definition("x", ranged=ranged), SPLITS if ranged else ())
+    rule = Partitioning.of(definition("x", ranged=ranged), splits() if ranged else ())
     hashes = batch.hashes[entries.ordinals]
     routes = slices_of(entries.partition_keys, rule, hashes).tolist() if entries.keys else []
     for route, key, value in zip(routes, entries.keys, values, strict=True):
@@ -160,10 +183,10 @@ def projection(docid: bytes, document: bytes | None, ranged: bool = False) -> Pr
 
 
 @kept
-@lru_cache(1)
-def projection_plan() -> KeyspacePlan:
-    """How every index here projects."""
-    return KeyspacePlan([("x", definition("x"))])
+@lru_cache(2)
+def projection_plan(ranged: bool = False) -> KeyspacePlan:
+    """How every index here projects. (By RANGE, letters are what they are without; cells are not.)"""
+    return KeyspacePlan([("x", definition("x", ranged=ranged and spatial()))])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -413,5 +436,13 @@ def _document(chance: Chance) -> bytes | None:
     letters = LETTERS[first]
     if chance.happens(0.4):
         letters += LETTERS[(first + 1 + chance.below(len(LETTERS) - 1)) % len(LETTERS)]
-    keys = ",".join(f'"{letter}"' for letter in letters)
-    return f'{{"k":[{keys}],"v":{chance.below(4)}}}'.encode()
+    return document_of(letters, chance.below(4))
+
+
+def document_of(letters: str, v: int | None = None) -> bytes:
+    """A document with these letters, or the geometry that stands for them."""
+    if spatial():
+        keys = geometries.geometry_of_letters(letters)
+    else:
+        keys = "[" + ",".join(f'"{letter}"' for letter in letters) + "]"
+    return f'{{"k":{keys},"v":{v}}}'.encode() if v is not None else f'{{"k":{keys}}}'.encode()

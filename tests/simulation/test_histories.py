@@ -57,6 +57,14 @@ def test_every_history_does_where_a_partition_is_several_slices(structure: Struc
         assert histories(seeds).histories == len(seeds)
 
 
+@pytest.mark.parametrize("group", range(2))
+def test_every_history_of_spatial_indexes_does(group: int) -> None:
+    """Documents have geometries, of one cell and of several, by document or by cell; each is shown once."""
+    seeds = SEEDS[2 + group : len(SEEDS) // 10 : 4]
+    with shaped("spatial"):
+        assert histories(seeds).histories == len(seeds)
+
+
 def test_what_failed_once_fails_no_more() -> None:
     with quietly():
         for _, one in REGRESSIONS:

@@ -56,7 +56,7 @@ from tests.simulation.projectors import TOPICS, SimProjector
 from tests.simulation.readers import SECRET, Endpoint, Pages, Readers
 from tests.simulation.repairs import Repairs
 from tests.simulation.scheduler import SimLoop
-from tests.simulation.source import KEYSPACE, PARTITIONS, SLICES, Source, creation, definition
+from tests.simulation.source import KEYSPACE, PARTITIONS, SLICES, Source, creation, definition, spatial
 from tests.simulation.story import story
 from tests.simulation.tables import Tables
 from tests.simulation.uniqueness import Uniqueness
@@ -150,7 +150,8 @@ class World:
         placement = [
             [NODES[(number + copy) % len(NODES)] for copy in range(1 + copies)] for number in range(SLICES)
         ]
-        first = replace(definition(FIRST, copies, self.plan.ranged), unique=not self.plan.repairs)
+        unique = not self.plan.repairs and not spatial()  # (UNIQUE does not go with geometries)
+        first = replace(definition(FIRST, copies, self.plan.ranged), unique=unique)
         records: list[Record] = [
             ClusterRecord("sim", SECRET.hex(), self.clock.now, SPOKEN),
             *(NodeRecord(name, f"http://{name}", self.clock.now, protocol=SPOKEN) for name in self.machines),

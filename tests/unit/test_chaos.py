@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import struct
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from kafka.errors import KafkaTimeoutError
 from keytide.cli.admin import Admin
 from keytide.client import Client
 from keytide.errors import CallerError, KeytideError, RetryableError
+from keytide.geometry import Frame, NotAGeometryError, QueryShape, distance, envelope, geometry_of, point
 from tests.chaos import reading, scene
 from tests.chaos.reading import Reader
 from tests.chaos.run import Run, StoppedError, Target
 from tests.chaos.scene import Scene
 from tests.chaos.shapes import SHAPES, Changes, entries_of
+from tests.chaos.spatial import NO_GEOMETRIES
 from tests.chaos.truncating import Cut, batches, cut
 from tests.chaos.truth import Row, Selection, difference, row_text
 from tests.oracle import MISSING, compare
@@ -76,6 +79,63 @@ def test_of_what_has_no_order_none_is_asked() -> None:
     assert difference(rows, rows[::-1], hashed, ALL) == []
     assert difference(rows, rows[1:], hashed, Selection(limit=2)) == []
     assert "missing: ('a'" in "\n".join(difference(rows, rows[1:], hashed, ALL))
+
+
+def test_the_nearest_are_compared_by_how_far_away_they_are() -> None:
+    placed = SHAPES["placed"]
+    far = (4, 1, 2, 1, 9)
+    rows = [row([{"coordinates": [x, 0.5], "type": "Point"}], f"d{at}") for at, x in enumerate(far)]
+    nearest = Selection(limit=3, distance=lambda one: float(one["coordinates"][0]))
+    right = [rows[1], rows[3], rows[2]]
+    assert difference(rows, right, placed, nearest) == []
+    for wrong in ([rows[1], rows[2], rows[0]], right[:2], right[::-1], [*right[:2], rows[1]]):
+        assert difference(rows, wrong, placed, nearest)
+    other = row([{"coordinates": [2, 0.5], "type": "Point"}], "other")
+    assert "extra" in "\n".join(difference(rows, [*right[:2], other], placed, nearest))
+
+
+@pytest.mark.parametrize(("name", "frame"), [("placed", "planar"), ("pointed", "geographic")])
+def test_plain_arithmetic_finds_what_the_geometry_finds(name: str, frame: Frame) -> None:
+    """Neither knows of the other: what they agree on is right."""
+    chance, ask = random.Random(3), SHAPES[name].ask
+    assert ask is not None
+    changes = Changes(random.Random(5), 10_000)
+    documents = [entries_of(*changes.next()).get(name, []) for _ in range(900)]
+    values = [key[0] for entries in documents for key, _ in entries]
+    known = [geometry_of(value, frame) for value in values]
+    met: Counter[str] = Counter()
+    for _ in range(150):
+        asked = ask(chance)
+        ((relation, given),) = asked.request.items()
+        if asked.distance is not None:
+            x, y = given["point"]
+            there = point(x, y, frame)
+            for value, one in zip(values[:50], known, strict=False):
+                if (away := asked.distance(value)) < 1.9e7:
+                    assert away == pytest.approx(distance(one, there), abs=1e-2)
+        if asked.keeps is None:
+            continue
+        match relation, given:
+            case "near", {"point": [x, y], "metres": metres}:
+                shape = QueryShape("dwithin", point(x, y, frame), float(metres))
+            case "contains", [x, y]:
+                shape = QueryShape("contains", point(x, y, frame))
+            case _, [west, south, east, north]:
+                within = relation == "within"
+                shape = QueryShape(
+                    "within" if within else "intersects", envelope(west, south, east, north, frame)
+                )
+        found = [shape.test(one) for one in known]
+        assert found == [asked.keeps(value) for value in values], asked.request
+        met[relation] += sum(found)
+    assert set(met) == ({"within", "intersects", "contains", "near"} if frame == "planar" else {"near"})
+    assert all(met.values())
+
+
+def test_what_is_no_geometry_is_none() -> None:
+    for value in NO_GEOMETRIES:
+        with pytest.raises(NotAGeometryError):
+            geometry_of(value, "planar")
 
 
 def test_documents_are_of_all_sorts_and_the_same_for_the_same_seed() -> None:

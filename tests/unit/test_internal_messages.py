@@ -80,6 +80,7 @@ CONTRADICTIONS: list[tuple[str, Any]] = [
     (VERIFY_PATH, ["pin", INDEX, [0, 5], NUMBER, 0, "v", 10]),
     (LISTS_PATH, {"what": "skipped", "index": INDEX, "slices": [0], "limit": 5, "after": [-1, 0]}),
     (LISTS_PATH, {"what": "skipped", "index": INDEX, "slices": [3], "limit": 5}),
+    (LISTS_PATH, {"what": "map", "index": INDEX, "slices": [0], "limit": 5}),
     (COPY_PATH, {**COPY, "table": "meta"}),
     (COPY_PATH, {**COPY, "after": b"x" * 512}),
     (COPY_PATH, {**COPY, "slice": -1}),

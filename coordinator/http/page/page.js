@@ -3,6 +3,8 @@
 
 const INTERVAL_MS = 1000;
 const SPARK_POINTS = 60;
+const MAPS = 6;            // at most; each is asked for every so often, one at a time
+const MAP_EVERY_MS = 30000;
 const STATES = {
   READY: "good", LIVE: "good", BUILDING: "busy", BACKFILL: "busy", CATCHUP: "busy", QUEUED: "warn", PAUSED: "warn",
   DROPPING: "warn", FAILED: "bad", lost: "bad", live: "good", draining: "busy", drained: "warn",
@@ -11,6 +13,7 @@ const HEALTH = { ok: ["all is well", "good"], degraded: ["degraded", "warn"], fa
 const FINISHED = ["READY", "FAILED", "CANCELLED"];
 const shown = {};          // section -> what it shows, as JSON: a section that has not changed is left alone
 const staleness = {};      // keyspace -> last values, for its line
+const samples = {};        // spatial index -> a sample of it, or why there is none, and when that was asked for
 let events = [], eventsTerm = 0;
 
 // --- small builders: text only ever goes in as text --------------------------------------------------------------------
@@ -118,9 +121,16 @@ function healthPart({ health }) {
 }
 
 function partitions(index) {
-  const each = index.partition_slices;
-  if (!each) return "";
-  return new Set(each).size === 1 ? `${each.length} partitions of ${each[0]}, ` : `partitions of ${each.join(", ")}, `;
+  const each = index.partition_slices || Array(index.slices).fill(1);
+  const alike = new Set(each).size === 1;
+  const of = !alike ? `of ${each.join(", ")} slices` : each[0] === 1 ? "a slice each" : `${each[0]} slices each`;
+  return `${each.length} ${each.length === 1 ? "partition" : "partitions"} by ${index.partition_by}, ${of}`;
+}
+
+function structure(index) {
+  const systems = { 0: "a plane", 4326: "longitude and latitude" };
+  const srid = index.srid === null || index.srid === undefined ? "" : `, srid ${index.srid} (${systems[index.srid] || "another system"})`;
+  return `USING ${index.structure}${srid}`;
 }
 
 function slices(byIndex) {
@@ -207,7 +217,8 @@ function indexesPart({ indexes }) {
         make("code", {}, 'keytide sql "CREATE INDEX by_city ON people (city)"'));
     }
     return table(columns, indexes.map((one) => [
-      [make("strong", {}, one.name), sub(`on ${one.keyspace}, ${one.structure === "btree" ? "" : `${one.structure}, `}${partitions(one)}${one.slices} slices${one.replicas ? `, ${one.replicas + 1} copies of each` : ""}`), sub(one.reason, "error"),
+      [make("strong", {}, one.name), sub(`on ${one.keyspace}, ${one.slices} slices${one.replicas ? `, ${one.replicas + 1} copies of each` : ""}`),
+        sub(structure(one)), sub(partitions(one)), sub(one.reason, "error"),
         one.lost.length ? sub(`${slices({ [one.name]: one.lost })}: data lost, ${one.rebuilds.length ? `rebuilt by ${one.rebuilds.join(", ")}` : "to be rebuilt"}`, "error") : null,
         copies(one), ...layouts(one), ...hot(one), sub(leftOut(one)),
         one.foreign_partition_ids ? sub(`${number(one.foreign_partition_ids)} ids seen in two source partitions`, "error") : null],
@@ -215,6 +226,32 @@ function indexesPart({ indexes }) {
       number(one.snapshot), number(one.skipped),
     ].map((cell) => [cell].flat().filter(Boolean))));
   });
+}
+
+function mapsPart({ indexes }) {
+  const spatial = indexes.filter((one) => one.structure === "spatial" && one.state === "READY");
+  const facts = spatial.slice(0, MAPS).map((one) => ({ name: one.name, srid: one.srid, entries: one.entries, ...samples[one.name] }));
+  document.getElementById("maps-part").hidden = !spatial.length;
+  show("maps", [facts.map(({ name, boxes, problem }) => [name, boxes, problem]), spatial.length], () => [
+    ...facts.map((one) => (one.boxes ? mapOf(one) : make("figure", { class: "map card" }, make("h3", {}, one.name),
+      make("p", { class: "empty" }, one.problem ? `There is no map: ${one.problem}` : "loading")))),
+    ...(spatial.length > MAPS ? [make("p", { class: "quiet" }, `There are ${spatial.length - MAPS} more spatial indexes.`)] : []),
+  ]);
+}
+
+// One map at a time is asked for anew, and none while nobody looks. A node that cannot be asked costs its map only.
+async function askMap(indexes) {
+  const now = performance.now();
+  const spatial = indexes.filter((one) => one.structure === "spatial" && one.state === "READY").slice(0, MAPS);
+  const next = spatial.find((one) => !samples[one.name] || now - samples[one.name].asked > MAP_EVERY_MS);
+  if (!next || (document.hidden && samples[next.name])) return;
+  try {
+    const { boxes } = await ask(`indexes/${encodeURIComponent(next.name)}/map?limit=500`);
+    samples[next.name] = { boxes, asked: now };
+  } catch (error) {
+    if (error instanceof NeedsToken) throw error;
+    samples[next.name] = { problem: error.detail || error.message, asked: now };
+  }
 }
 
 function stabilityPart({ stability }) {
@@ -275,7 +312,10 @@ async function ask(path) {
   const token = sessionStorage.getItem("token");
   const answer = await fetch(`v1/${path}`, { headers: token ? { Authorization: `Bearer ${token}` } : {}, cache: "no-store" });
   if (answer.status === 401 || answer.status === 403) throw new NeedsToken();
-  if (!answer.ok && !(path === "health" && answer.status === 503)) throw new Error(`the coordinator answered ${answer.status} to /v1/${path}`);
+  if (!answer.ok && !(path === "health" && answer.status === 503)) {
+    const { detail } = await answer.json().catch(() => ({}));
+    throw Object.assign(new Error(`the coordinator answered ${answer.status} to /v1/${path}`), { detail });
+  }
   return answer.json();
 }
 
@@ -296,9 +336,10 @@ async function refresh() {
     const [health, cluster, indexes, builds, nodes, stability] = await Promise.all(
       ["health", "cluster", "indexes", "builds", "nodes", "stability"].map(ask));
     await askEvents(cluster.term);
+    await askMap(indexes);
     const facts = { health, indexes, builds, nodes, stability };
     document.getElementById("cluster").textContent = `${cluster.cluster}, term ${cluster.term}`;
-    for (const part of [healthPart, glance, buildsPart, indexesPart, stabilityPart, nodesPart, eventsPart]) part(facts);
+    for (const part of [healthPart, glance, buildsPart, indexesPart, mapsPart, stabilityPart, nodesPart, eventsPart]) part(facts);
     document.getElementById("updated").textContent = `as of ${clock(cluster.now)}, by the coordinator's clock`;
     document.getElementById("token").hidden = true;
     trouble("");

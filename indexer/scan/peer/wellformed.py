@@ -42,6 +42,10 @@ def check(request: ReadMessage | LeaseRequest | Ask | ListAsk, catalog: Catalog)
             _check_place(request, catalog)
         case RowsAsk() if not all(0 <= bucket < 1 << request.bits for bucket in request.buckets):
             raise MalformedRequestError(f"there are {1 << request.bits} buckets, and others are asked for")
+        case ListAsk(what="map"):
+            record = catalog.index(request.index)
+            if record is not None and record.definition.using != "spatial":
+                raise MalformedRequestError(f"index {request.index} has no geometries")
 
 
 def _check_slices(index: str, slices: Sequence[int], catalog: Catalog) -> None:
