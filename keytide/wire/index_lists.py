@@ -1,6 +1,6 @@
 """What the coordinator asks nodes for when somebody reads a list of an index: lines of its skip ledger, its
-violations, what is written to its slices, or a sample of its geometries. Bodies are MessagePack, on one internal
-route of every node. Pure.
+violations, what is written to its slices, or a sample of its geometries. Bodies are MessagePack, on one
+internal route of every node. Pure.
 
 Lists are read page by page, in an order that does not depend on where slices lie: the skip ledger by
 (partition, offset), violations by key. Each page is read from what the slices hold at that moment.

@@ -13,7 +13,7 @@ from indexer.scan.peer.messages import Entry
 from keytide.collation import decode_key
 from keytide.definition.expression import Predicate, Relates, same
 from keytide.definition.index import IndexDefinition
-from keytide.definition.spatial.meaning import region_of
+from keytide.definition.spatial.meaning import query_shape
 from keytide.geometry import NotAGeometryError, geometry_of
 from keytide.model.entry import unpack_keyed_value
 from keytide.query.parse.normal import conjuncts
@@ -55,13 +55,13 @@ class PlaceTest:
 
     def pick(self, entries: Sequence[Entry]) -> list[Entry]:
         """Those for which the conditions hold, in order."""
-        regions = [region_of(node) for node in self._nodes]
         keys = [key_at_end(value) or unpack_keyed_value(value)[2] for _, value in entries]
         are, xs, ys = points_of(keys)
         wanted = are.copy()
         held = None
-        for region in regions:
-            found = region.test_points(xs, ys)
+        for node in self._nodes:
+            with query_shape(node) as shape:
+                found = shape.test_points(xs, ys)
             held = found if held is None else held & found
         wanted[are] = held
         for at in (~are).nonzero()[0].tolist():
@@ -77,4 +77,8 @@ class PlaceTest:
             geometry = geometry_of(decode_key(key, 1)[0][0], self._frame)
         except NotAGeometryError:
             return False  # (no entry has such a key)
-        return all(region_of(node).test(geometry) for node in self._nodes)
+        for node in self._nodes:
+            with query_shape(node) as shape:
+                if not shape.test(geometry):
+                    return False
+        return True

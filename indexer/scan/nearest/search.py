@@ -31,7 +31,7 @@ from indexer.scan.peer.messages import Entry, OutOfTimeError
 from indexer.scan.plan.radii import MARGIN
 from keytide.collation import Span
 from keytide.definition.expression import DistanceTo, Relates
-from keytide.definition.spatial.meaning import region_of
+from keytide.definition.spatial.meaning import query_shape
 from keytide.errors import CallerError
 from keytide.geometry import CELL_BYTES, NotAGeometryError
 from keytide.structure.point_keys import is_point_value
@@ -148,7 +148,8 @@ class _Search:
     def around(self, radius: float) -> list[Span]:
         """What of the target may lie within a radius."""
         circle = Relates("dwithin", self.to.operand, self.to.place, radius)
-        return intersected(self.spans, spans_of(region_of(circle)))
+        with query_shape(circle) as shape:
+            return intersected(self.spans, spans_of(shape))
 
     async def within(self, spans: list[Span], radius: float, *, every: bool) -> list[Measured] | None:
         """The nearest entries of some spans that lie within a radius, in their order; None when there is too

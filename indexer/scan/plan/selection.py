@@ -23,7 +23,7 @@ from keytide.catalog.partitioning import Partitioning, slices_of_cells
 from keytide.collation import Span, encode_key, merge_spans
 from keytide.definition.expression import Expression, Predicate
 from keytide.definition.index import IndexDefinition
-from keytide.definition.spatial.meaning import region_of
+from keytide.definition.spatial.meaning import query_shape
 from keytide.errors import CallerError, HistoryChangedError
 from keytide.model.timestamp import Timestamp
 from keytide.structure import NotOrderedError, Selected, Structure, WantedKeys, structure_of
@@ -154,7 +154,8 @@ def selection_of(
         )
     condition = place_condition(question, shape.place, shape.srid)
     if condition is not None:
-        chosen = [shape.structure.selected(WantedKeys(region=region_of(condition)))]
+        with query_shape(condition) as asked:
+            chosen = [shape.structure.selected(WantedKeys(region=asked))]
     else:
         chosen = _selected(question, shape)
     spans = merge_spans(span for one in chosen for span in one.spans)

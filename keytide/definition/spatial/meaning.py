@@ -9,8 +9,8 @@ PostGIS' geography; in a plane (srid 0) they are those of its geometry (`keytide
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +23,8 @@ from keytide.structure.spatial import frame_of
 _KEPT: Final = 64
 _KEPT_CHARACTERS: Final = 10_000
 """Of a place: what is prepared of larger ones is not kept."""
-_of_thread: Final = threading.local()
+_kept: Final[dict[Relates, QueryShape]] = {}
+"""Those that nobody uses at the moment; taking one out and putting it back are one step each."""
 
 
 def geometry_literal(place: PlaceLiteral) -> Geometry:
@@ -31,20 +32,16 @@ def geometry_literal(place: PlaceLiteral) -> Geometry:
     return known_geometry(msgspec.json.decode(place.geojson), frame_of(place.srid))
 
 
-def region_of(node: Relates) -> QueryShape:
-    """What a condition asks of places. Made once for each thread that asks, and kept for a while: a plan
-    reads its spans, and then slices test what they find."""
-    kept: dict[Relates, QueryShape] | None = getattr(_of_thread, "kept", None)
-    if kept is None:
-        kept = _of_thread.kept = {}
-    found = kept.get(node)
-    if found is None:
-        found = QueryShape(node.relation, geometry_literal(node.place), node.metres)
-        if len(kept) >= _KEPT:
-            kept.clear()
-        if len(node.place.geojson) <= _KEPT_CHARACTERS:
-            kept[node] = found
-    return found
+@contextmanager
+def query_shape(node: Relates) -> Iterator[QueryShape]:
+    """What a condition asks of places, for one at a time: it is made where it is not kept, and kept for who
+    comes next. (A plan reads its spans, and then slices test what they find.)"""
+    shape = _kept.pop(node, None) or QueryShape(node.relation, geometry_literal(node.place), node.metres)
+    yield shape
+    if len(_kept) >= _KEPT:
+        _kept.clear()
+    if len(node.place.geojson) <= _KEPT_CHARACTERS:
+        _kept[node] = shape
 
 
 def relates(node: Relates) -> Callable[[Value], bool | None]:
@@ -52,7 +49,10 @@ def relates(node: Relates) -> Callable[[Value], bool | None]:
 
     def test(value: Value) -> bool | None:
         geometry = _geometry(value, node.place.srid)
-        return None if geometry is None else region_of(node).test(geometry)
+        if geometry is None:
+            return None
+        with query_shape(node) as shape:
+            return shape.test(geometry)
 
     return test
 

@@ -28,7 +28,7 @@ from keytide.definition.expression import (
     Relates,
     same,
 )
-from keytide.definition.spatial.meaning import region_of
+from keytide.definition.spatial.meaning import query_shape
 from keytide.query.parse.normal import conjuncts
 from keytide.query.plan.boxes import IndexSpans
 from keytide.structure import Structure, WantedKeys
@@ -155,7 +155,8 @@ def _found(
 
 
 def _selected(node: Relates, structure: Structure) -> Sequence[Span]:
-    return structure.selected(WantedKeys(region=region_of(node))).spans
+    with query_shape(node) as shape:
+        return structure.selected(WantedKeys(region=shape)).spans
 
 
 def _share(spans: Sequence[Span]) -> float:
