@@ -39,6 +39,7 @@ from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import ScanSettings
 from tests.simulation.chance import Chance
 from tests.simulation.checkers import BrokenError, Rows
+from tests.simulation.inline import InlineThreads
 from tests.simulation.source import in_full, kept, projection, spatial
 
 if TYPE_CHECKING:
@@ -143,6 +144,9 @@ class Endpoint:
             return world.mishaps.now(node.name)
 
         self.reader = LocalReader(node.node, 1_000, now=now)
+        if spatial():
+            self.reader.threads.close()
+            self.reader.threads = InlineThreads()
         self.service = ScanService(node.node, self.reader, self, SETTINGS, wall=now, choose=_choose)
 
     async def read_here(self, request: ReadRequest) -> ReadReply:
