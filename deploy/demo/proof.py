@@ -32,7 +32,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ProofLine:
     """What came of comparing an index or an answer with its topic.
 
     Attributes:
@@ -66,7 +66,7 @@ def take(client: Client, index: str, moment: str, **demands: Any) -> Taken:
 
 def prove(
     bootstrap: str, topic: str, told: Sequence[Taken | SpatialAnswer], tell: Callable[[int], None]
-) -> list[Comparison]:
+) -> list[ProofLine]:
     """Compare all that was told of one topic with it, each at its own timestamp.
 
     Args:
@@ -83,8 +83,8 @@ def prove(
         state = states[moments.index(one.offsets)]
         if isinstance(one, Taken):
             wrong = differences(one.index, state, one.rows)
-            found.append(Comparison(one.index, one.moment, one.snapshot, len(one.rows), one.seconds, wrong))
+            found.append(ProofLine(one.index, one.moment, one.snapshot, len(one.rows), one.seconds, wrong))
         else:
             wrong = unlike(one, state)
-            found.append(Comparison(one.question.title, one.moment, one.snapshot, len(one.rows), None, wrong))
+            found.append(ProofLine(one.question.title, one.moment, one.snapshot, len(one.rows), None, wrong))
     return found

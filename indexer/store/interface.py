@@ -158,24 +158,14 @@ class StoreSnapshot(Protocol):
         limit: int | None = None,
         start_after: bytes | None = None,
     ) -> Iterator[list[Row]]:
-        """Entries with low <= entry key < high (None: no bound) in entry key order, in blocks, never empty.
+        """Up to `limit` entries with low <= entry key < high (None: no bound) behind `start_after`, in entry
+        key order or from the last to the first, in blocks, never empty.
 
-        Args:
-            low, high: bounds, as entry keys.
-            reverse: from the last to the first.
-            limit: at most so many entries.
-            start_after: go on behind this entry key (in the direction of the read).
-
-        Raises:
-            RetryableError: `snapshot-closed`, when it was closed before the first block was asked for.
-        """
+        Raises: RetryableError: `snapshot-closed`, it was closed before the first block was asked for."""
         ...
 
     def rows_of(
-        self,
-        spans: Sequence[tuple[bytes, bytes | None]],
-        reverse: bool = False,
-        limit: int | None = None,
+        self, spans: Sequence[tuple[bytes, bytes | None]], reverse: bool = False, limit: int | None = None
     ) -> Iterator[list[Row]]:
         """The same of several spans (low, high), disjoint and in the direction of the read, in one go."""
         ...

@@ -15,7 +15,7 @@ import pytest
 
 from indexer.scan.gather import failover
 from indexer.scan.local import filtering
-from indexer.scan.local.short import INLINE_ROWS
+from indexer.scan.local.reader import INLINE_ROWS
 from indexer.scan.peer.messages import KeyedReadMessage, ReadMessage, ReadRequest, encoder, read_decoder
 from indexer.scan.plan.tokens import KeyedPageToken, PageToken, sign, verify
 from indexer.scan.query.queries import QueryService

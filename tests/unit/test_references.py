@@ -54,6 +54,7 @@ OF_OTHERS_BEGIN = (
     "auto.",
     "message.",
     "cleanup.",
+    "ST_",
 )
 """What dotted names of others begin with: their settings and parts, a field of the examples' documents."""
 NEW = "keytide_index_entries"

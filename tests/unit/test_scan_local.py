@@ -10,8 +10,7 @@ import pytest
 
 from indexer.scan.aggregate.request import AggregationPlan, Function
 from indexer.scan.aggregate.task import Arguments, encode_arguments, encode_plan
-from indexer.scan.local.reader import LocalReader
-from indexer.scan.local.short import INLINE_ROWS
+from indexer.scan.local.reader import INLINE_ROWS, LocalReader
 from indexer.scan.peer.messages import TIP, LeaseRequest, ReadMessage, ReadReply, UnknownTaskError
 from indexer.scan.plan.leases import LeaseRegistry, TooManyLeasesError
 from indexer.scan.tasks import TASKS

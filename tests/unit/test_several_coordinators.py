@@ -29,6 +29,7 @@ class _StandsBy:
     leads = False
     term = 0
     started_at = 0
+    boxes = False
 
     def __init__(self, leader_url: str = "") -> None:
         self.settings = load_settings()

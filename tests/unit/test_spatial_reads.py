@@ -19,7 +19,7 @@ import pytest
 
 from indexer.scan.gather.service import ScanService
 from indexer.scan.local.place_filter import PlaceTest
-from indexer.scan.local.short import INLINE_ROWS
+from indexer.scan.local.reader import INLINE_ROWS
 from indexer.scan.nearest.rows import scan_nearest
 from indexer.scan.plan.spatial import NotSpatialError
 from indexer.scan.query.queries import QueryService

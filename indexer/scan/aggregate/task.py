@@ -17,9 +17,9 @@ import msgspec
 from indexer.scan.aggregate.accumulators import Accumulator
 from indexer.scan.aggregate.request import AggregationPlan
 from indexer.scan.aggregate.slice import GroupState, SliceAggregate, wants_of
-from indexer.scan.local.cursor import stretches
 from indexer.scan.local.filtering import Conditions, key_test
 from indexer.scan.local.tasks import SliceWork, Unfinished
+from indexer.scan.plan.selection import stretches
 from indexer.view import DoubtfulReadError
 from keytide.collation import decode_key, skip_key, successor
 from keytide.collation.layout import INVERTED, TAG_NULL

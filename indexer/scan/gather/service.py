@@ -25,8 +25,7 @@ from indexer.scan.gather.holds import SnapshotHold
 from indexer.scan.gather.reads import Reads, WrittenAnswer
 from indexer.scan.gather.scatter import Agreed, Target, monotonic
 from indexer.scan.gather.story import explain
-from indexer.scan.local.reader import LocalReader
-from indexer.scan.local.short import INLINE_ROWS
+from indexer.scan.local.reader import INLINE_ROWS, LocalReader
 from indexer.scan.peer.messages import TIP, Entry, SliceReader
 from indexer.scan.plan.directory import Scannable
 from indexer.scan.plan.errors import PageSnapshotGoneError, SnapshotMissingError, catching_up

@@ -26,8 +26,7 @@ from indexer.scan.gather.scatter import CLIENT
 from indexer.scan.gather.service import ScanService
 from indexer.scan.http.openapi import INDEX_PATH, Examples, add_route
 from indexer.scan.http.problems import OnBug, problem_response
-from indexer.scan.local.reader import LocalReader
-from indexer.scan.local.short import INLINE_ROWS
+from indexer.scan.local.reader import INLINE_ROWS, LocalReader
 from indexer.scan.nearest.rows import scan_nearest
 from indexer.scan.peer.messages import (
     LeaseRequest,

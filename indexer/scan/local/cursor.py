@@ -22,24 +22,22 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
 from indexer.scan.local.filtering import Filters, Test, key_test, picked
-from indexer.scan.local.once import read_once
+from indexer.scan.local.once import OneByOne
 from indexer.scan.local.tasks import Pace, SliceWork, Task, Unfinished
 from indexer.scan.peer.messages import Entry, IndexUnknownHereError, ReadRequest, ReadSpan, UnknownTaskError
-from indexer.scan.plan.selection import Shape
+from indexer.scan.plan.selection import Shape, stretches
 from indexer.scan.shape.rows import RowMaker
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot
 from keytide.definition.index import IndexDefinition
 from keytide.errors import UNDECODABLE, InvariantViolationError
 from keytide.model.entry import pack_value, unpack_value
-from keytide.structure.point_keys import is_point_value
-from keytide.structure.spatial import first_of_several
 
 EXAMINED: Final = 50_000
 """Entries that one read looks at in a slice when it filters, counts or skips: some tens of milliseconds. It
@@ -70,6 +68,11 @@ class FilteredRead:
     examined: int = 0
     counted: int = 0
 
+    @property
+    def found(self) -> tuple[list[Entry], bool, bytes, int]:
+        """The entries, whether there is more, where it got to, and how many were looked at."""
+        return self.entries, self.more, self.reached, self.examined
+
     def take(self, found: Sequence[Entry], request: ReadRequest) -> bool:
         """Count, leave out or give what was found; whether the limit is reached."""
         if not request.paging.limit:
@@ -81,40 +84,6 @@ class FilteredRead:
             found = found[left_out:]
         self.entries += found
         return len(self.entries) >= request.paging.limit
-
-
-class NotShortError(Exception):
-    """A read that was begun at once is none that ends soon."""
-
-
-class OneByOne:
-    """Picks of a block the entries by which documents are given (`indexer.scan.local.once`), and of those the
-    ones that are wanted: so what is looked at is counted before either.
-
-    Args:
-        spans: of the whole read.
-        points: whether only points are tested.
-    """
-
-    def __init__(
-        self, spans: Sequence[tuple[bytes, bytes | None]], test: Test | None, *, points: bool
-    ) -> None:
-        self._is_first = first_of_several(spans)
-        self._test = test
-        self._points = points
-
-    def __call__(self, entry_key: bytes, value: bytes) -> bool:
-        return bool(self.pick([(entry_key, value)]))
-
-    def pick(self, entries: Sequence[Entry]) -> Sequence[Entry]:
-        """Those of some entries.
-
-        Raises:
-            NotShortError: there are other places than points.
-        """
-        if self._points and not all(is_point_value(value) for _, value in entries):
-            raise NotShortError
-        return picked(self._test, [entry for entry in entries if self._is_first(*entry)])
 
 
 class SliceSearch:
@@ -197,14 +166,6 @@ class SliceSearch:
         except UNDECODABLE as error:  # of its arguments: of an entry it is damage
             raise unknown from error
 
-    def several(self, index: str) -> bool:
-        """Whether a document may have several entries in an index. Raises as `shape`."""
-        return self.shape(index).structure.several
-
-    def once(self, snapshot: ReadableSnapshot, span: ReadSpan) -> ReadableSnapshot:
-        """A snapshot of which a read of some spans reads each document once. Raises as `shape`."""
-        return read_once(snapshot, self.shape(span.index).structure, span.spans)
-
     def shape(self, index: str) -> Shape:
         """An index's, worked out once: ids are not used again.
 
@@ -265,18 +226,6 @@ def search_slice(
     return result
 
 
-def stretches(span: ReadSpan, after: bytes) -> Iterator[tuple[bytes, bytes | None]]:
-    """The spans of a read in the direction of the read, without what lies up to `after`."""
-    for low, high in reversed(span.spans) if span.reverse else span.spans:
-        if not after:
-            yield low, high
-        elif span.reverse:
-            if low < after:
-                yield low, after if high is None else min(high, after)
-        elif high is None or after < high:
-            yield max(low, after + b"\x00"), high
-
-
 def _each(
     snapshot: ReadableSnapshot,
     spans: Sequence[tuple[bytes, bytes | None]],
@@ -290,7 +239,7 @@ def _each(
     blocks = snapshot.rows_of(spans, request.span.reverse)
     for part in (part for block in blocks for part in pace.parts(block)):
         result.examined += len(part)
-        full = result.take(picked(test, part), request)
+        full = result.take(part if test is None else picked(test, part), request)
         if full:
             del result.entries[request.paging.limit :]
             result.more, result.reached = True, result.entries[-1][0]

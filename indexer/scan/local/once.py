@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from indexer.scan.peer.messages import Entry
+from indexer.scan.local.filtering import Test, picked
+from indexer.scan.peer.messages import Entry, ReadRequest
 from indexer.view import ReadableSnapshot, SkipLine, StoredDocument
 from keytide.model.timestamp import Timestamp
 from keytide.structure import Structure
+from keytide.structure.point_keys import is_point_value
 from keytide.structure.spatial import first_of_several
 
 
@@ -103,3 +105,50 @@ class OncePerDocument:
 
     def release(self) -> None:
         self._inner.release()
+
+
+class NotShortError(Exception):
+    """A read that was begun at once is none that ends soon."""
+
+
+class OneByOne:
+    """Picks of a block the entries by which documents are given as above, and of those the
+    ones that are wanted: so what is looked at is counted before either.
+
+    Args:
+        spans: of the whole read.
+        points: whether only points are tested.
+    """
+
+    def __init__(
+        self, spans: Sequence[tuple[bytes, bytes | None]], test: Test | None, *, points: bool
+    ) -> None:
+        self._is_first = first_of_several(spans)
+        self._test = test
+        self._points = points
+
+    def __call__(self, entry_key: bytes, value: bytes) -> bool:
+        return bool(self.pick([(entry_key, value)]))
+
+    def pick(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """Those of some entries.
+
+        Raises:
+            NotShortError: there are other places than points.
+        """
+        if self._points and not all(is_point_value(value) for _, value in entries):
+            raise NotShortError
+        return picked(self._test, [entry for entry in entries if self._is_first(*entry)])
+
+
+def finds_places(request: ReadRequest, most: int) -> bool:
+    """Whether a read of a spatial index is begun at once: it looks at a few cells, and goes on in a thread if
+    it does not end there. What is counted is read, so that is never short.
+
+    Args:
+        most: rows that are read at once.
+    """
+    span, paging, shape = request.span, request.paging, request.shape
+    if shape.task or shape.examine or shape.distinct or paging.skip or not paging.limit or any(span.after):
+        return False
+    return all(high is not None for _, high in span.spans) and paging.limit <= most

@@ -24,9 +24,9 @@ from functools import partial
 from time import monotonic
 from typing import Final
 
-from indexer.scan.local.cursor import EXAMINED, NotShortError, SliceSearch, flaw, stretches
+from indexer.scan.local.cursor import EXAMINED, SliceSearch, flaw
 from indexer.scan.local.effort import ReadThreads, ReadTurn
-from indexer.scan.local.short import INLINE_ROWS, finds_places, is_plain, is_short, knows_count, within_s
+from indexer.scan.local.once import NotShortError, OncePerDocument, finds_places
 from indexer.scan.local.tasks import UNHURRIED, Pace, Task, Unfinished
 from indexer.scan.peer.messages import (
     TIP,
@@ -41,11 +41,21 @@ from indexer.scan.peer.messages import (
     SliceReply,
 )
 from indexer.scan.plan.leases import LONGEST_LEASE_S, LeaseRegistry
+from indexer.scan.plan.selection import sifts, stretches
 from indexer.scan.plan.waiting import Gone
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, SliceTrouble, StoreDamagedError
 from keytide.catalog.history import History
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
+
+INLINE_ROWS: Final = 2_000
+"""Rows that are read or written as JSON on the event loop: about 2 ms."""
+SEEK_ROWS: Final = 20
+"""A seek to a further span costs about as much as so many rows, also when nothing lies in it."""
+ROW_BYTES: Final = 16 * 1024
+"""A key of up to so many bytes counts as a row: one of a btree has no more, and few are read of each."""
+LONGEST_READ_S: Final = 3_600.0
+"""Whatever a message says. `scan.max_timeout_ms` is far below it."""
 
 _NOTHING: Final = Timestamp()
 _NO_TROUBLE: Final = SliceTrouble("", "")
@@ -114,7 +124,8 @@ class LocalReader:
         try:
             for number in slices:
                 held.append(self._acquire(index, number, moment, history))
-            at_once = self._read_at_once(request, held) if self._is_short(request) else None
+            short = finds_places(request, INLINE_ROWS) if self._several(index) else is_short(request)
+            at_once = self._read_at_once(request, held) if short else None
             if at_once is not None:
                 replies = at_once
             else:
@@ -264,8 +275,8 @@ class LocalReader:
         """
         span, limit, shape = request.span, request.paging.limit, request.shape
         whole = snapshot
-        if not shape.examine:
-            snapshot = self._search.once(snapshot, span)
+        if not shape.examine and self._several(span.index):
+            snapshot = OncePerDocument(snapshot, span.spans)
         entries: list[Entry] = []
         more, counted, result, reached, skipped, examined = False, 0, b"", b"", 0, 0
         if shape.task:
@@ -286,16 +297,15 @@ class LocalReader:
                 raise DoubtfulReadError("entries are out of order")
             more = len(entries) >= limit
         elif limit and pace is None:  # of places
-            most = INLINE_ROWS // len(span.slices)
-            searched = self._search.find(request, whole, after, UNHURRIED, most, points=True)
-            entries, more, reached = searched.entries, searched.more, searched.reached
-            examined = searched.examined
+            few = INLINE_ROWS // len(span.slices)
+            searched = self._search.find(request, whole, after, UNHURRIED, few, points=True)
+            entries, more, reached, examined = searched.found
         elif knows_count(request) and snapshot is whole:
             counted = sum(snapshot.count(low, high) for low, high in span.spans)
         else:
             searched = self._search.find(request, whole, after, pace or UNHURRIED)
-            entries, more, counted = searched.entries, searched.more, searched.counted
-            reached, skipped, examined = searched.reached, searched.skipped, searched.examined
+            entries, more, reached, examined = searched.found
+            counted, skipped = searched.counted, searched.skipped
         if shape.keys_only:
             entries = [(key, b"") for key, _ in entries]
         moment = request.consistency
@@ -317,12 +327,10 @@ class LocalReader:
             result,
         )
 
-    def _is_short(self, request: ReadRequest) -> bool:
-        """Whether the read is done faster than a thread is asked to do it. (Of keys it may turn out to be no
-        short one.)"""
-        if self._search.several(request.span.index):
-            return finds_places(request)
-        return is_short(request)
+    def _several(self, index: str) -> bool:
+        """Whether a document may have several entries; so of an index that is not known here (any more)."""
+        record = self._view.catalog().index(index)
+        return record is None or record.definition.structure.several
 
     def _gone(self, index: str, slice_number: int, trouble: SliceTrouble) -> SliceReply:
         newest = self._view.newest(index, slice_number)
@@ -342,6 +350,42 @@ def _release(held: _Held) -> None:
     for snapshot in held:
         if snapshot is not None:
             snapshot.release()
+
+
+def is_plain(request: ReadRequest) -> bool:
+    """Whether the first entries that are found are those that are wanted."""
+    shape = request.shape
+    return bool(request.paging.limit) and not (
+        shape.filter or shape.keys or shape.distinct or request.paging.skip
+    )
+
+
+def knows_count(request: ReadRequest) -> bool:
+    """Whether this is a count that the store knows without reading."""
+    shape = request.shape
+    return not (request.paging.limit or shape.filter or shape.keys or shape.distinct) and all(
+        not low and high is None for low, high in request.span.spans
+    )
+
+
+def is_short(request: ReadRequest) -> bool:
+    """Whether the read is done faster than a thread is asked to do it, as far as can be told."""
+    span, paging, shape = request.span, request.paging, request.shape
+    tests, keys = shape.filter or shape.distinct or paging.skip, shape.keys
+    if shape.task or (keys and shape.examine):
+        return False
+    if paging.limit and not sifts(tests, keys, (high for _, high in span.spans)):
+        seeks = SEEK_ROWS * max(0, len(span.spans) - 1)  # the first one is in the measure of `INLINE_ROWS`
+        weight = 1 + max(map(len, keys), default=0) // ROW_BYTES
+        return (paging.limit + seeks) * len(span.slices) * weight <= INLINE_ROWS
+    return knows_count(request)
+
+
+def within_s(request: ReadRequest) -> float | None:
+    """How long a read may take; None for what its limit bounds."""
+    if is_plain(request) or not request.paging.within_ms:
+        return None
+    return min(request.paging.within_ms / 1000, LONGEST_READ_S)
 
 
 def _entries_of(

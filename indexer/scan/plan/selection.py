@@ -9,12 +9,13 @@ an error or an explanation.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from indexer.scan.peer.messages import ReadSpan
 from indexer.scan.plan.spatial import place_condition
 from indexer.scan.plan.tokens import Saw, tip_of
 from indexer.scan.request.request import AtLeast, Moment, OffsetAndEpoch, Question, SpanRequest
@@ -145,14 +146,15 @@ def selection_of(
             f"a {shape.structure.name} index has no order of keys, so it does not answer `{what}`",
             next_step=f"{instead} an index USING btree.",
         )
-    if question.nearest is not None and not nearest:
+    if question.near is not None and question.near.limit is not None and not nearest:
         raise CallerError(
             "so many of the nearest are one JSON answer of a scan, and nothing else",
             status=422,
             problem_type="invalid-request",
             next_step="leave `limit` out of `near`, and say `metres`",
         )
-    condition = place_condition(question, shape.place, shape.srid)
+    asks = question.within or question.contains or question.intersects or question.near
+    condition = None if asks is None else place_condition(question, shape.place, shape.srid)
     if condition is not None:
         with query_shape(condition) as asked:
             chosen = [shape.structure.selected(WantedKeys(region=asked))]
@@ -174,6 +176,18 @@ def sifts(tests: object, keys: Collection[bytes], highs: Iterable[bytes | None])
         highs: the ends of the spans.
     """
     return bool(tests) or (bool(keys) and None in highs)
+
+
+def stretches(span: ReadSpan, after: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+    """The spans of a read in the direction of the read, without what lies up to `after`."""
+    for low, high in reversed(span.spans) if span.reverse else span.spans:
+        if not after:
+            yield low, high
+        elif span.reverse:
+            if low < after:
+                yield low, after if high is None else min(high, after)
+        elif high is None or after < high:
+            yield max(low, after + b"\x00"), high
 
 
 def filter_json(selection: Selection) -> bytes:

@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
-from indexer.scan.local.cursor import search_slice, stretches
+from indexer.scan.local.cursor import search_slice
 from indexer.scan.local.filtering import Filters
 from indexer.scan.local.tasks import SliceWork
-from indexer.scan.plan.selection import Shape
+from indexer.scan.plan.selection import Shape, stretches
 from indexer.view import DoubtfulReadError
 from keytide.errors import InvariantViolationError
 

@@ -19,10 +19,10 @@ from typing import Final, Literal
 
 import msgspec
 
-from indexer.scan.local.cursor import stretches
 from indexer.scan.local.filtering import Filters, picked
 from indexer.scan.local.once import read_once
 from indexer.scan.local.tasks import SliceWork
+from indexer.scan.plan.selection import stretches
 from indexer.view import ReadableSnapshot
 
 TASK: Final = "changes"

@@ -31,7 +31,7 @@ from typing import Final
 
 from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.scatter import SliceAnswers, Target, ask, requests_of
-from indexer.scan.local.short import INLINE_ROWS
+from indexer.scan.local.reader import INLINE_ROWS
 from indexer.scan.plan.directory import Scannable
 from indexer.scan.plan.errors import TooManyTailsError
 from indexer.scan.plan.selection import Selection

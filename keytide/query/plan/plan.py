@@ -54,7 +54,7 @@ from keytide.query.plan.implication import implies
 from keytide.query.plan.intervals import MISSING_ONLY, touches
 from keytide.query.plan.regions import region
 from keytide.query.plan.slices import slices_asked
-from keytide.query.plan.spatial import is_measured, reach, reading_of_places
+from keytide.query.plan.spatial import farthest, is_measured, reading_of_places
 
 _WITHOUT_ORDER: Final = 2
 """As much as entries cost more where an order is missed. Also the sizes of two indexes with the same entries
@@ -255,7 +255,7 @@ def plan_on(select: Select, candidate: Candidate, condition: Predicate | None = 
         reverse,
         min(entries, _NEAREST * (select.limit or 0)) if nearest is not None else entries,
         nearest,
-        math.inf if nearest is None else reach(condition, nearest),
+        math.inf if nearest is None else farthest(condition, nearest),
     )
 
 

@@ -61,7 +61,7 @@ def reading_of_places(
     return IndexSpans(tuple(spans), (), tuple(rest), (), share=_share(spans))
 
 
-def reach(node: Predicate, to: DistanceTo) -> float:
+def farthest(node: Predicate, to: DistanceTo) -> float:
     """How far from a place documents are at most for which a condition is true, as far as it says so."""
     return min((_limit(one, to) for one in conjuncts(node)), default=math.inf)
 
