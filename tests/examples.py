@@ -22,7 +22,7 @@ PAGES: Final = (
     *("README.md", "docs/scan-consistently.md", "docs/clients.md", "docs/define-an-index.md"),
     *("docs/build.md", "docs/unique.md", "docs/scale.md", "docs/recover.md", "docs/initial-state.md"),
     *("docs/verify.md", "docs/repair.md", "docs/operate.md", "docs/validate.md", "docs/aggregate.md"),
-    *("docs/query.md", "docs/stream.md", "docs/spark.md"),
+    *("docs/query.md", "docs/stream.md", "docs/spark.md", "docs/spatial.md"),
 )
 """Those with blocks that are run, in this order: a page goes on with what those before it have made."""
 RUN: Final = ("sh", "python", "sql")
