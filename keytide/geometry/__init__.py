@@ -63,7 +63,14 @@ from keytide.geometry.cells.curve import LEVEL_MOD
 from keytide.geometry.distance import bounds, distance, distances, load_libraries
 from keytide.geometry.geojson import MOST_NESTED, Frame, NotAGeometryError, Relation
 from keytide.geometry.query_shape import QueryShape
-from keytide.geometry.shapes import Geometry, envelope, geometry_of, known_geometry, point
+from keytide.geometry.shapes import (
+    Geometry,
+    envelope,
+    geometry_of,
+    indexed_geometry,
+    known_geometry,
+    point,
+)
 
 __all__ = [
     "CELL_BYTES",
@@ -80,6 +87,7 @@ __all__ = [
     "distances",
     "envelope",
     "geometry_of",
+    "indexed_geometry",
     "known_geometry",
     "load_libraries",
     "point",

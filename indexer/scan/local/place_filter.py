@@ -14,7 +14,7 @@ from keytide.collation import decode_key
 from keytide.definition.expression import Predicate, Relates, same
 from keytide.definition.index import IndexDefinition
 from keytide.definition.spatial.meaning import query_shape
-from keytide.geometry import NotAGeometryError, geometry_of
+from keytide.geometry import NotAGeometryError, indexed_geometry
 from keytide.model.entry import unpack_keyed_value
 from keytide.query.parse.normal import conjuncts
 from keytide.structure.point_keys import key_at_end, points_of
@@ -74,7 +74,7 @@ class PlaceTest:
 
     def _meets(self, key: bytes) -> bool:
         try:
-            geometry = geometry_of(decode_key(key, 1)[0][0], self._frame)
+            geometry = indexed_geometry(decode_key(key, 1)[0][0], self._frame)
         except NotAGeometryError:
             return False  # (no entry has such a key)
         for node in self._nodes:

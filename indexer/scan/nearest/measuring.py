@@ -11,7 +11,7 @@ from indexer.scan.peer.messages import Entry
 from keytide.collation import decode_key
 from keytide.definition.expression import DistanceTo
 from keytide.definition.spatial.meaning import geometry_literal
-from keytide.geometry import distance, distances, geometry_of
+from keytide.geometry import distance, distances, indexed_geometry
 from keytide.model.entry import unpack_keyed_value
 from keytide.structure.point_keys import key_at_end, points_of
 from keytide.structure.spatial import frame_of
@@ -40,5 +40,5 @@ class DistanceColumn:
         if len(xs):
             found[are] = distances(self._place, xs, ys)
         for at in np.flatnonzero(~are).tolist():
-            found[at] = distance(geometry_of(decode_key(keys[at], 1)[0][0], self._frame), self._place)
+            found[at] = distance(indexed_geometry(decode_key(keys[at], 1)[0][0], self._frame), self._place)
         return found
