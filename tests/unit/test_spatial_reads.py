@@ -262,7 +262,13 @@ def test_other_indexes_find_no_places_and_places_have_no_values() -> None:
         with pytest.raises(NotOrderedError, match=what):
             spatial.scan(**members)
     wrong: tuple[dict[str, Any], ...]
-    wrong = ({"within": [1, 2, 3]}, {"within": [200, 0]}, {"intersects": {"type": "Circle"}})
+    wrong = (
+        {"within": [1, 2, 3]},
+        {"within": [200, 0]},
+        {"intersects": {"type": "Circle"}},
+        *({name: nothing} for name in ("within", "contains", "intersects") for nothing in ({}, [])),
+        {"near": Near(point=[], metres=1)},
+    )
     for members in wrong:
         with pytest.raises(CallerError, match="this is no geometry"):
             spatial.scan(**members)

@@ -153,8 +153,7 @@ def selection_of(
             problem_type="invalid-request",
             next_step="leave `limit` out of `near`, and say `metres`",
         )
-    asks = question.within or question.contains or question.intersects or question.near
-    condition = None if asks is None else place_condition(question, shape.place, shape.srid)
+    condition = place_condition(question, shape.place, shape.srid)
     if condition is not None:
         with query_shape(condition) as asked:
             chosen = [shape.structure.selected(WantedKeys(region=asked))]
