@@ -12,12 +12,11 @@ import heapq
 from typing import Final
 
 from indexer.view import ReadableSnapshot
-from keytide.collation import decode_key
 from keytide.definition.index import IndexDefinition
 from keytide.errors import InvariantViolationError
-from keytide.geometry import CELL_BYTES, NotAGeometryError, bounds, geometry_of
+from keytide.geometry import CELL_BYTES, NotAGeometryError, bounds
 from keytide.structure.point_keys import point_of
-from keytide.structure.spatial import cell_key, frame_of
+from keytide.structure.spatial import cell_key, geometry_of_key
 from keytide.wire.index_lists import BoundingBox
 
 _CELLS: Final = 1 << 8 * CELL_BYTES
@@ -58,6 +57,6 @@ def _box_of(definition: IndexDefinition, entry_key: bytes, value: bytes) -> Boun
     if at is not None:
         return (*at, *at)
     try:
-        return bounds(geometry_of(decode_key(key, 1)[0][0], frame_of(definition.system)))
+        return bounds(geometry_of_key(key, definition.system))
     except NotAGeometryError as error:
         raise InvariantViolationError("EntryDecodes", f"{entry_key.hex()} is no geometry: {error}") from error

@@ -32,10 +32,11 @@ MOST_PLANAR: Final = 1e150
 """Coordinates of a plane, at most: products of two of them are still numbers."""
 _WHOLE: Final = 2.0**53
 """Whole numbers up to here are written as int, so that no document has two normal forms."""
-_LIMITS: Final[dict[Frame, tuple[float, float]]] = {
+MOST_COORDINATES: Final[dict[Frame, tuple[float, float]]] = {
     "geographic": (180.0, 90.0),
     "planar": (MOST_PLANAR, MOST_PLANAR),
 }
+"""How far x and y may go either way."""
 
 
 class NotAGeometryError(CallerError, ValueError):
@@ -93,7 +94,7 @@ def number(value: object, what: str, most: float) -> float:
 
 def xy(x: object, y: object, frame: Frame) -> tuple[float, float]:
     """Two coordinates in their normal form. Raises as `number`."""
-    most_x, most_y = _LIMITS[frame]
+    most_x, most_y = MOST_COORDINATES[frame]
     name_x, name_y = ("longitude", "latitude") if frame == "geographic" else ("x", "y")
     return number(x, name_x, most_x), number(y, name_y, most_y)
 
@@ -221,7 +222,7 @@ def _array(value: object, name: str) -> Any:
 
 def _positions(values: Any, frame: Frame, name: str) -> list[Position]:
     """The positions of a line or ring, in their normal form. The loop that nearly all of reading is."""
-    most_x, most_y = _LIMITS[frame]
+    most_x, most_y = MOST_COORDINATES[frame]
     found: list[Position] = []
     for value in values:
         if type(value) is not list or len(value) != 2:

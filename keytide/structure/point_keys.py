@@ -14,13 +14,9 @@ import numpy.typing as npt
 from keytide.collation import Json, encode_part, key_forms
 from keytide.collation.layout import TAG_NEGATIVE, TAG_NUMBER
 from keytide.geometry import Frame, point_cell
-from keytide.geometry.geojson import MOST_PLANAR
+from keytide.geometry.geojson import MOST_COORDINATES
+from keytide.model.entry import unpack_keyed_value
 
-MOST_COORDINATES: Final[dict[Frame, tuple[float, float]]] = {
-    "geographic": (180.0, 90.0),
-    "planar": (MOST_PLANAR, MOST_PLANAR),
-}
-"""How far x and y may go either way; what is beyond is no geometry."""
 _NUMBER: Final = 10
 """Bytes of a double: tag, bits, no residual."""
 _TAGS: Final = (TAG_NEGATIVE, TAG_NUMBER)
@@ -107,9 +103,16 @@ def key_at_end(value: bytes) -> bytes | None:
     without decoding. Values end with it, behind its length; and nothing else ends like that, for no key is
     the end of another one with such two bytes before it."""
     key = value[-LENGTH:]
-    if value.startswith(b"\x93") and value[-LENGTH - 2 : -LENGTH] == _BEFORE and point_of(key) is not None:
-        return key
-    return None
+    return key if is_point_value(value) and point_of(key) is not None else None
+
+
+def canonical_keys(values: Sequence[bytes]) -> list[bytes]:
+    """The canonical keys of values that hold them.
+
+    Raises:
+        InvariantViolationError: as `unpack_keyed_value`.
+    """
+    return [key_at_end(value) or unpack_keyed_value(value)[2] for value in values]
 
 
 def point_cell_of(key: bytes, frame: Frame) -> int | None:

@@ -32,15 +32,18 @@ from keytide.errors import InvariantViolationError
 from keytide.geometry import (
     CELL_BYTES,
     Frame,
+    Geometry,
     NotAGeometryError,
     QueryShape,
     cells_of,
     geometry_of,
+    indexed_geometry,
     point_cells,
 )
+from keytide.geometry.geojson import MOST_COORDINATES
 from keytide.model.entry import pack_keyed_value, pack_value, places_of, unpack_keyed_value
 from keytide.structure.interface import Box, Boxed, NotOrderedError, Selected, WantedKeys
-from keytide.structure.point_keys import MOST_COORDINATES, point_cell_of, points_of
+from keytide.structure.point_keys import point_cell_of, points_of
 
 GEOGRAPHIC_SRID: Final = 4326
 """WGS 84: longitude and latitude in degrees."""
@@ -58,6 +61,15 @@ Bounds = tuple[bytes, bytes | None]
 def frame_of(srid: int) -> Frame:
     """In what the coordinates of a system are."""
     return "planar" if srid == PLANAR_SRID else "geographic"
+
+
+def geometry_of_key(key: bytes, srid: int) -> Geometry:
+    """The geometry that a canonical key is which an index holds.
+
+    Raises:
+        NotAGeometryError: it is none, so no index has it.
+    """
+    return indexed_geometry(decode_key(key, _PART)[0][0], frame_of(srid))
 
 
 def cell_key(cell: int) -> bytes:

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from indexer.scan.peer.messages import Entry
-from keytide.collation import decode_key
 from keytide.definition.expression import Predicate, Relates, same
 from keytide.definition.index import IndexDefinition
 from keytide.definition.spatial.meaning import query_shape
-from keytide.geometry import NotAGeometryError, indexed_geometry
-from keytide.model.entry import unpack_keyed_value
+from keytide.geometry import NotAGeometryError
 from keytide.query.parse.normal import conjuncts
-from keytide.structure.point_keys import key_at_end, points_of
-from keytide.structure.spatial import frame_of
+from keytide.structure.point_keys import canonical_keys, points_of
+from keytide.structure.spatial import geometry_of_key
 
 
 def parted(definition: IndexDefinition, condition: Predicate) -> tuple[list[Relates], list[Predicate]]:
@@ -48,14 +46,14 @@ class PlaceTest:
     def __init__(self, nodes: Sequence[Relates], rest: Callable[[bytes, bytes], bool] | None) -> None:
         self._nodes = nodes
         self._rest = rest
-        self._frame = frame_of(nodes[0].place.srid)
+        self._srid = nodes[0].place.srid
 
     def __call__(self, entry_key: bytes, value: bytes) -> bool:
         return bool(self.pick([(entry_key, value)]))
 
     def pick(self, entries: Sequence[Entry]) -> list[Entry]:
         """Those for which the conditions hold, in order."""
-        keys = [key_at_end(value) or unpack_keyed_value(value)[2] for _, value in entries]
+        keys = canonical_keys([value for _, value in entries])
         are, xs, ys = points_of(keys)
         wanted = are.copy()
         held = None
@@ -74,7 +72,7 @@ class PlaceTest:
 
     def _meets(self, key: bytes) -> bool:
         try:
-            geometry = indexed_geometry(decode_key(key, 1)[0][0], self._frame)
+            geometry = geometry_of_key(key, self._srid)
         except NotAGeometryError:
             return False  # (no entry has such a key)
         for node in self._nodes:
