@@ -59,7 +59,6 @@ give never changes for an index that exists.
 """
 
 from keytide.geometry.cells.covering import CELL_BYTES, cells_of, point_cell, point_cells
-from keytide.geometry.cells.curve import LEVEL_MOD
 from keytide.geometry.distance import bounds, distance, distances, load_libraries
 from keytide.geometry.geojson import MOST_NESTED, Frame, NotAGeometryError, Relation
 from keytide.geometry.query_shape import QueryShape
@@ -74,7 +73,6 @@ from keytide.geometry.shapes import (
 
 __all__ = [
     "CELL_BYTES",
-    "LEVEL_MOD",
     "MOST_NESTED",
     "Frame",
     "Geometry",

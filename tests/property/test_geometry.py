@@ -16,7 +16,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from keytide.geometry import (
-    LEVEL_MOD,
     Frame,
     Geometry,
     NotAGeometryError,
@@ -33,7 +32,7 @@ from keytide.geometry import (
     point_cell,
     point_cells,
 )
-from keytide.geometry.cells.curve import LEAF, level_of, parent_of, span_of, square_of
+from keytide.geometry.cells.curve import LEAF, cell_of, parent_of, span_of, square_of
 from keytide.geometry.cells.plane import lowest_of, places_of
 from tests import geometry_oracle as oracle
 from tests import geometry_shapes as shapes
@@ -225,7 +224,7 @@ def test_a_covering_is_disjoint_and_holds_every_point_of_the_shape(seed: int) ->
     assert most < 24 or len(cells) <= most
     assert all(one < other for one, other in pairwise(cells))
     assert all(one[1] < other[0] for one, other in pairwise(map(span_of, cells)))
-    assert all(level_of(cell) % LEVEL_MOD == 0 or level_of(cell) == LEAF for cell in cells)
+    assert all(cell_of(square_of(cell)) == cell for cell in cells)
     found_spans = [span_of(cell) for cell in cells]
     at = [shapes.beside(middle, rng.uniform(0, 7), size * rng.uniform(0, 1.5)) for _ in range(30)]
     parts = oracle.pieces(shape.geojson)

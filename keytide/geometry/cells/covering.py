@@ -10,17 +10,14 @@ A cell is a rectangle on the chart of its face, so GEOS says whether it touches,
 Rectangles are taken `_MARGIN` larger than they are. So what is within the tolerance of meeting
 (`keytide.geometry.drawn.meeting`), or was put into a neighbouring leaf by rounding, still is in a cell that
 both coverings know.
-
-Cells of documents have only levels that are multiples of `LEVEL_MOD` (or are leaves): a query must look for
-every cell that any of its own is in, and finds fewer of them.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
-from keytide.geometry.cells.curve import LEAF, LEVEL_MOD, SIDE, Square, cell_of
-from keytide.geometry.cells.geographic import leaf_at, leaves_at
+from keytide.geometry.cells.curve import LEAF, SIDE, Square, cell_of, corners_around
+from keytide.geometry.cells.geographic import face_place, leaf_at, leaves_at
 from keytide.geometry.cells.plane import lowest_of, place_of, planar_leaf, planar_leaves
 from keytide.geometry.cells.quick import polygon_cells
 from keytide.geometry.drawn.quiet import quietly
@@ -85,7 +82,7 @@ class Covered(Protocol):
     """What a covering is made of."""
 
     def seeds(self) -> list[Square]:
-        """Cells that together hold all of it; levels are multiples of LEVEL_MOD."""
+        """Cells that together hold all of it."""
         ...
 
     def look(self, face: int, i: Places, j: Places, level: int) -> tuple[Mask, Mask]:
@@ -119,23 +116,20 @@ def covering(what: Covered, most: int) -> list[int]:
 def _families(
     what: Covered, wave: list[Square], level: int
 ) -> list[tuple[Square, list[Square], list[Square]]]:
-    """Cells of one level, and which of the smaller ones within each touch, and are to be split, or are
-    inside."""
+    """Cells of one level, and which of the four within each touch, and are to be split, or are inside."""
     import numpy as np
 
-    width = 1 << LEAF - level - LEVEL_MOD
-    steps = np.arange(0, width << LEVEL_MOD, width)
+    half = 1 << LEAF - level - 1
     families = []
     for face in {square[0] for square in wave}:
         some = [square for square in wave if square[0] == face]
         least = np.array(some)
-        i = np.add.outer(least[:, 1], np.repeat(steps, 1 << LEVEL_MOD)).ravel()
-        j = np.add.outer(least[:, 2], np.tile(steps, 1 << LEVEL_MOD)).ravel()
-        touches, inside = what.look(face, i, j, level + LEVEL_MOD)
+        i = np.add.outer(least[:, 1], (0, 0, half, half)).ravel()
+        j = np.add.outer(least[:, 2], (0, half, 0, half)).ravel()
+        touches, inside = what.look(face, i, j, level + 1)
         found: list[tuple[list[Square], list[Square]]] = [([], []) for _ in some]
         for at in np.flatnonzero(touches).tolist():
-            square = (face, int(i[at]), int(j[at]), level + LEVEL_MOD)
-            found[at >> 2 * LEVEL_MOD][bool(inside[at])].append(square)
+            found[at >> 2][bool(inside[at])].append((face, int(i[at]), int(j[at]), level + 1))
         families += [(square, *two) for square, two in zip(some, found, strict=True)]
     return families
 
@@ -172,7 +166,8 @@ class Outline:
                 at = face_places(left - _MARGIN, right + _MARGIN), face_places(low - _MARGIN, high + _MARGIN)
             else:
                 at = (place_of(left), place_of(right)), (place_of(low), place_of(high))
-            found += _around(face, at[0], at[1])
+            level, corners = corners_around(*at)
+            found += [(face, i, j, level) for i, j in corners]
         return found
 
     def look(self, face: int, i: Places, j: Places, level: int) -> tuple[Mask, Mask]:
@@ -250,20 +245,5 @@ def face_coordinates(places: Places) -> Floats:
 
 def face_places(low: float, high: float) -> tuple[int, int]:
     """i (or j) of two coordinates u (or v), within the face."""
-    low, high = (
-        0.5 * (1 + 3 * u) ** 0.5 if u >= 0 else 1 - 0.5 * (1 - 3 * u) ** 0.5
-        for u in (max(-1.0, min(1.0, low)), max(-1.0, min(1.0, high)))
-    )
-    return max(0, int(low * SIDE) - 1), min(SIDE - 1, int(high * SIDE) + 1)
-
-
-def _around(face: int, i: tuple[int, int], j: tuple[int, int]) -> list[Square]:
-    """At most four cells that hold a rectangle."""
-    size = max(i[1] - i[0], j[1] - j[0]) + 1
-    level = max(0, LEAF - (size - 1).bit_length()) // LEVEL_MOD * LEVEL_MOD
-    shift = LEAF - level
-    return [
-        (face, a << shift, b << shift, level)
-        for a in range(i[0] >> shift, (i[1] >> shift) + 1)
-        for b in range(j[0] >> shift, (j[1] >> shift) + 1)
-    ]
+    least, most = (face_place(max(-1.0, min(1.0, u))) for u in (low, high))
+    return max(0, least - 1), min(SIDE - 1, most + 1)

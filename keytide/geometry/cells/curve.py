@@ -23,8 +23,6 @@ LEAF: Final = 30
 """The level of leaves."""
 SIDE: Final = 1 << LEAF
 """Leaves along the side of a face."""
-LEVEL_MOD: Final = 1
-"""Cells of documents have levels that are multiples of it, or are leaves (level 30)."""
 Square = tuple[int, int, int, int]
 """(face, i, j, level)."""
 _STEP: Final = 6
@@ -98,6 +96,18 @@ def parent_of(cell: int, level: int) -> int:
 def level_of(cell: int) -> int:
     """The level of a cell, 0..30."""
     return LEAF - ((cell & -cell).bit_length() - 1) // 2
+
+
+def corners_around(i: tuple[int, int], j: tuple[int, int]) -> tuple[int, list[tuple[int, int]]]:
+    """(level, least corners) of at most four cells that hold a rectangle of leaves, from and to which are
+    given."""
+    level = max(0, LEAF - max(i[1] - i[0], j[1] - j[0]).bit_length())
+    width = 1 << LEAF - level
+    return level, [
+        (a, b)
+        for a in range(i[0] // width * width, i[1] + 1, width)
+        for b in range(j[0] // width * width, j[1] + 1, width)
+    ]
 
 
 def span_of(cell: int) -> tuple[int, int]:

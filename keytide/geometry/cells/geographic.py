@@ -54,6 +54,18 @@ def leaf_at(lon: float, lat: float) -> int:
     return _exact_leaf(lon, lat)
 
 
+def face_place(u: float) -> int:
+    """i (or j) of a coordinate u (or v) of a face, -1..1, as doubles have it."""
+    s = 0.5 * math.sqrt(1 + 3 * u) if u >= 0 else 1 - 0.5 * math.sqrt(1 - 3 * u)
+    return int(s * SIDE)
+
+
+def face_coordinate(place: int) -> float:
+    """The least u (or v) of an i (or j), 0..2^30."""
+    s = place / SIDE
+    return (4 * s * s - 1) / 3 if s >= 0.5 else (1 - 4 * (1 - s) * (1 - s)) / 3
+
+
 def leaves_at(lons: NDArray[np.float64], lats: NDArray[np.float64]) -> NDArray[np.uint64]:
     """The leaves of many positions."""
     import numpy as np

@@ -18,7 +18,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from keytide.geometry.cells.curve import LEAF, LEVEL_MOD, SIDE, cell_of
+from keytide.geometry.cells.curve import LEAF, cell_of, corners_around
+from keytide.geometry.cells.geographic import face_coordinate, face_place
 from keytide.geometry.cells.plane import coordinate_of, place_of
 from keytide.geometry.geojson import Frame
 
@@ -120,7 +121,7 @@ def _on_face(middle: Vector, corners: Sequence[Vector], most: int) -> list[int] 
     spots = [_spot(face, corner) for corner in corners]
     if max(max(abs(u), abs(v)) for u, v in spots) >= 1 - _MARGIN:
         return None
-    return _cells(face, spots, _place, _coordinate, _MARGIN, most)
+    return _cells(face, spots, face_place, face_coordinate, _MARGIN, most)
 
 
 def _in_plane(spots: Sequence[Spot], most: int) -> list[int] | None:
@@ -152,26 +153,15 @@ def _cells(
             return None
     us, vs = zip(*spots, strict=True)
     bounds = (min(us), min(vs), max(us), max(vs))
-    i, j = (
-        (place(bounds[0] - margin), place(bounds[2] + margin)),
-        (
-            place(bounds[1] - margin),
-            place(bounds[3] + margin),
-        ),
-    )
-    size = max(i[1] - i[0], j[1] - j[0]) + 1
-    level = max(0, LEAF - (size - 1).bit_length()) // LEVEL_MOD * LEVEL_MOD
+    i = place(bounds[0] - margin), place(bounds[2] + margin)
+    j = place(bounds[1] - margin), place(bounds[3] + margin)
+    level, seeds = corners_around(i, j)
     width = 1 << LEAF - level
-    seeds = [
-        (a, b)
-        for a in range(i[0] // width * width, i[1] + 1, width)
-        for b in range(j[0] // width * width, j[1] + 1, width)
-    ]
     look = functools.partial(_looked_at, bounds=bounds, sides=sides, coordinate=coordinate, margin=margin)
     wave, done = look(seeds, width)
     found = [(level, *square) for square in done]
-    while wave and level + LEVEL_MOD <= LEAF and len(found) + len(wave) < most:
-        below, finer = width >> LEVEL_MOD, level + LEVEL_MOD
+    while wave and level < LEAF and len(found) + len(wave) < most:
+        below, finer = width >> 1, level + 1
         families = []
         for a, b in wave:
             steps = [(c, d) for c in range(a, a + width, below) for d in range(b, b + width, below)]
@@ -288,18 +278,6 @@ def _spot(face: int, vector: Vector) -> Spot:
         (y, x, -z),
     )[face]
     return u / w, v / w
-
-
-def _place(u: float) -> int:
-    """i (or j) of a coordinate of a face."""
-    s = 0.5 * math.sqrt(1 + 3 * u) if u >= 0 else 1 - 0.5 * math.sqrt(1 - 3 * u)
-    return int(s * SIDE)
-
-
-def _coordinate(place: int) -> float:
-    """The least coordinate of a place."""
-    s = place / SIDE
-    return (4 * s * s - 1) / 3 if s >= 0.5 else (1 - 4 * (1 - s) * (1 - s)) / 3
 
 
 def _dot(one: Vector, other: Vector) -> float:

@@ -25,7 +25,7 @@ from keytide.geometry.cells.covering import (
     rectangles,
     shapes_of,
 )
-from keytide.geometry.cells.curve import LEAF, LEVEL_MOD, Square, level_of, parent_of, span_of
+from keytide.geometry.cells.curve import LEAF, Square, level_of, parent_of, span_of
 from keytide.geometry.cells.quick import circle_cells, planar_circle_cells, polygon_cells, vector_of
 from keytide.geometry.drawn.quiet import quietly
 
@@ -100,7 +100,7 @@ def _with_ancestors(cells: list[int]) -> list[tuple[int, int]]:
     found = {span_of(cell) for cell in cells}
     ancestors: set[int] = set()
     for cell in cells:
-        for level in range((level_of(cell) - 1) // LEVEL_MOD * LEVEL_MOD, -1, -LEVEL_MOD):
+        for level in range(level_of(cell) - 1, -1, -1):
             ancestor = parent_of(cell, level)
             if ancestor in ancestors:
                 break  # and so are those around it
