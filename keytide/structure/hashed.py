@@ -25,10 +25,9 @@ from typing import ClassVar, Final, final
 
 import xxhash
 
-from keytide.collation import Span, encode_key, skip_key, successor
+from keytide.collation import Span, encode_key, successor
 from keytide.collation.layout import TAG_NULL, TAG_OBJECT, decode_length, encode_length
 from keytide.errors import CallerError, InvariantViolationError
-from keytide.model.entry import pack_keyed_value, pack_value, unpack_keyed_value
 from keytide.structure.interface import (
     MOST_KEYS,
     TOO_MANY_KEYS,
@@ -39,6 +38,7 @@ from keytide.structure.interface import (
     Values,
     WantedKeys,
 )
+from keytide.structure.keyed import KeyedStructure
 
 DIGEST_BYTES: Final = 16
 NO_TIE: Final = b"\x00"
@@ -56,7 +56,7 @@ def digest_of(key: bytes) -> bytes:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Hash:
+class Hash(KeyedStructure):
     """The structure of an index USING hash.
 
     Args:
@@ -65,10 +65,7 @@ class Hash:
     """
 
     name: ClassVar = "hash"
-    ordered: ClassVar = False
-    key_in_value: ClassVar = True
     several: ClassVar = False
-    key_limit: ClassVar[int | None] = None
 
     parts: int
     descending: tuple[bool, ...] = ()
@@ -104,24 +101,11 @@ class Hash:
         whole, id_start = DIGEST_BYTES + len(NO_TIE), self.id_start
         return [whole if key[DIGEST_BYTES:whole] == NO_TIE else id_start(key) for key in entry_keys]
 
-    def canonical(self, stored: bytes, value: bytes) -> bytes:
-        del stored
-        return unpack_keyed_value(value)[2]
-
-    def in_full(self, entry_key: bytes, value: bytes) -> tuple[bytes, bytes]:
-        forms, include, key = unpack_keyed_value(value)
-        return key + entry_key[self.id_start(entry_key) :], pack_value(forms, include)
-
     def check(self, entry_key: bytes, value: bytes) -> None:
         self.id_start(entry_key)
-        _, _, key = unpack_keyed_value(value)
-        whole = skip_key(key, self.parts) == len(key)
-        if not whole or not entry_key.startswith(digest_of(key)):
+        key = self.whole_key(value)
+        if not entry_key.startswith(digest_of(key)):
             raise InvariantViolationError("EntryDecodes", f"{entry_key.hex()} is none of {key[:80].hex()}")
-
-    def without_columns(self, value: bytes) -> bytes:
-        forms, _, key = unpack_keyed_value(value)
-        return pack_keyed_value(forms, None, key)
 
     def selected(self, wanted: WantedKeys) -> Selected:
         if wanted.prefix is not None:

@@ -27,7 +27,7 @@ from typing import ClassVar, Final, final
 
 import numpy as np
 
-from keytide.collation import Span, decode_key, encode_part, skip_key, successor
+from keytide.collation import Span, decode_key, encode_part, successor
 from keytide.errors import InvariantViolationError
 from keytide.geometry import (
     CELL_BYTES,
@@ -41,8 +41,9 @@ from keytide.geometry import (
     point_cells,
 )
 from keytide.geometry.geojson import MOST_COORDINATES
-from keytide.model.entry import pack_keyed_value, pack_value, places_of, unpack_keyed_value
+from keytide.model.entry import places_of
 from keytide.structure.interface import Box, Boxed, NotOrderedError, Selected, WantedKeys
+from keytide.structure.keyed import KeyedStructure
 from keytide.structure.point_keys import point_cell_of, points_of
 
 GEOGRAPHIC_SRID: Final = 4326
@@ -84,7 +85,7 @@ def partition_key_of(stored: bytes) -> bytes:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Spatial:
+class Spatial(KeyedStructure):
     """The structure of an index USING spatial.
 
     Args:
@@ -94,10 +95,7 @@ class Spatial:
     """
 
     name: ClassVar = "spatial"
-    ordered: ClassVar = False
-    key_in_value: ClassVar = True
     several: ClassVar = True
-    key_limit: ClassVar[int | None] = None
 
     parts: int
     descending: tuple[bool, ...] = ()
@@ -160,29 +158,15 @@ class Spatial:
     def id_starts(self, entry_keys: Sequence[bytes]) -> list[int]:
         return list(map(self.id_start, entry_keys))
 
-    def canonical(self, stored: bytes, value: bytes) -> bytes:
-        del stored
-        return unpack_keyed_value(value)[2]
-
-    def in_full(self, entry_key: bytes, value: bytes) -> tuple[bytes, bytes]:
-        forms, include, key = unpack_keyed_value(value)
-        return key + entry_key[self.id_start(entry_key) :], pack_value(forms, include)
-
     def check(self, entry_key: bytes, value: bytes) -> None:
         stored = entry_key[: self.id_start(entry_key)]
-        _, _, key = unpack_keyed_value(value)
-        if skip_key(key, self.parts) != len(key):
-            raise InvariantViolationError("EntryDecodes", f"{key[:80].hex()} is no key of one part")
+        key = self.whole_key(value)
         try:
             places = self._stored(key)
         except NotAGeometryError as error:
             raise InvariantViolationError("EntryDecodes", f"{key[:80].hex()} is no place: {error}") from error
         if stored not in places or (b"".join(places) if len(places) > 1 else b"") != places_of(value):
             raise InvariantViolationError("EntryDecodes", f"{entry_key.hex()} is none of {key[:80].hex()}")
-
-    def without_columns(self, value: bytes) -> bytes:
-        forms, _, key = unpack_keyed_value(value)
-        return pack_keyed_value(forms, None, key, places_of(value))
 
     def selected(self, wanted: WantedKeys) -> Selected:
         if wanted.region is not None:
