@@ -29,7 +29,7 @@ from __future__ import annotations
 import functools
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -180,12 +180,15 @@ def _starts(spread: tuple[int, ...]) -> tuple[int, ...]:
     return (0, *itertools.accumulate(spread))
 
 
-def slices_of_cells(rule: Partitioning, span: Span) -> range:
-    """The slices that can hold entries of a span of a spatial index by RANGE(cell). (Its bounds are cells, or
-    none.)"""
-    low = partition_key_of(span.low) if span.low else _FIRST
-    high = None if span.high is None else partition_key_of(span.high.ljust(CELL_BYTES, b"\0"))
-    return rule.slices_of_values(low, high)
+def slices_of_cells(rule: Partitioning, spans: Iterable[Span]) -> list[int]:
+    """The slices, ascending, that can hold entries of some spans of a spatial index by RANGE(cell). (Their
+    bounds are cells, or none.)"""
+    found: set[int] = set()
+    for span in spans:
+        low = partition_key_of(span.low) if span.low else _FIRST
+        high = None if span.high is None else partition_key_of(span.high.ljust(CELL_BYTES, b"\0"))
+        found.update(rule.slices_of_values(low, high))
+    return sorted(found)
 
 
 def readable_splits(splits: Sequence[bytes]) -> list[object]:

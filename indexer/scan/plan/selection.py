@@ -146,14 +146,16 @@ def selection_of(
             f"a {shape.structure.name} index has no order of keys, so it does not answer `{what}`",
             next_step=f"{instead} an index USING btree.",
         )
-    if question.near is not None and question.near.limit is not None and not nearest:
+    if question.nearest is not None and not nearest:
         raise CallerError(
             "so many of the nearest are one JSON answer of a scan, and nothing else",
             status=422,
             problem_type="invalid-request",
             next_step="leave `limit` out of `near`, and say `metres`",
         )
-    condition = place_condition(question, shape.place, shape.srid)
+    condition = None
+    if question.place_member is not None:
+        condition = place_condition(question, shape.place, shape.srid)
     if condition is not None:
         with query_shape(condition) as asked:
             chosen = [shape.structure.selected(WantedKeys(region=asked))]
@@ -231,7 +233,7 @@ def slices_of(question: Question, shape: Shape, spans: Sequence[Span] = ()) -> S
         stretches = [one for one in question.spans if not _values_of(one, shape).empty]
     slices: Sequence[int]
     if shape.by_cell:
-        slices = sorted({number for one in spans for number in slices_of_cells(shape.partitioning, one)})
+        slices = slices_of_cells(shape.partitioning, spans)
     elif shape.partition_part is None:
         slices = range(shape.slices)
     else:

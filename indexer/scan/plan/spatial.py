@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from indexer.scan.request.request import PLACES, Near, Question
+from indexer.scan.request.request import Near, Question
 from keytide.definition.expression import DistanceTo, Expression, PlaceLiteral, Relates, RelationName
 from keytide.errors import CallerError
 from keytide.geometry import NotAGeometryError, envelope, geometry_of, point
@@ -35,7 +35,7 @@ def place_condition(question: Question, key: Expression | None, srid: int) -> Re
         NotSpatialError: of an index of another structure.
         CallerError (422): what is given is no place.
     """
-    asked = next((name for name in PLACES if getattr(question, name) is not None), None)
+    asked = question.place_member
     if asked is None:
         return None
     if key is None:

@@ -182,6 +182,11 @@ class Question(Moment, frozen=True):
         check_places(self)
 
     @property
+    def place_member(self) -> str | None:
+        """Which of `PLACES` is asked; None when the question is about none."""
+        return next((name for name in PLACES if getattr(self, name) is not None), None)
+
+    @property
     def nearest(self) -> int | None:
         """How many of the nearest are asked for; None when that is not the question."""
         return None if self.near is None else self.near.limit

@@ -22,7 +22,7 @@ def slices_asked(
     the cells."""
     rule = Partitioning.of(definition, splits)
     if definition.partitioned_by_cell:
-        return tuple(sorted({number for one in spans for number in slices_of_cells(rule, one)}))
+        return tuple(slices_of_cells(rule, spans))
     values = region(condition, definition.partition).intervals
     found: set[int] = set()
     if rule.ranged:
