@@ -20,7 +20,6 @@ from confluent_kafka import Producer
 
 from deploy.cluster import LocalCluster
 from tests.integration.world import World
-from tests.oracle import Source
 from tests.share import WHOLE_MATRIX
 from tests.waiting import wait_for
 
@@ -214,7 +213,7 @@ class Scene:
     def check(self) -> None:
         """Every index is the projection of its source, included columns too."""
         at_least = {str(p): offset for p, offset in self.world.ends(self.topic).items()}
-        source = self.world.sources.setdefault(self.topic, Source(self.world.bootstrap, self.topic))
+        source = self.world.source(self.topic)
         for name, option in self.options.items():
             with self.world.client() as client:
                 index = f"{self.topic}_{name}"

@@ -4,10 +4,8 @@ skipped; and asked by every way there is."""
 
 from __future__ import annotations
 
-import json
 import math
 import random
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -18,7 +16,6 @@ from keytide.errors import KeytideError
 from tests.integration.conftest import Worlds
 from tests.integration.shared_cluster import SETTINGS
 from tests.integration.world import World, Writer
-from tests.oracle import Source, rows_of
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
@@ -71,30 +68,10 @@ def world(worlds: Worlds) -> Iterator[World]:
         yield world
 
 
-def source_of(world: World) -> Source:
-    return world.sources.get(TOPIC) or world.sources.setdefault(TOPIC, Source(world.bootstrap, TOPIC))
-
-
-def check(world: World, index: str) -> int:
-    """Compare an index with its source: each document once; how many rows it has."""
-    rows, offsets = world.scan_all(index, page_size=70)
-    expected = rows_of(source_of(world).newest(offsets), _by_place, ())
-    assert Counter(map(_told, rows)) == Counter(map(_told, expected))
-    return len(rows)
-
-
-def _told(row: Any) -> str:
-    """A row, whatever the order of members in its key."""
-    return json.dumps(row, sort_keys=True, default=list)
-
-
 def checked_at_end(world: World) -> None:
-    with world.client() as client:
-        at_least = {str(p): offset for p, offset in world.ends(TOPIC).items()}
-        for index in ("spread", "near"):
-            client.count(index, at_least=at_least, timeout_ms=60_000)
+    """Compare both indexes with their source: each document once."""
     for index in ("spread", "near"):
-        assert check(world, index) > 0
+        assert world.check_unordered_at_end(index, TOPIC, _by_place) > 0
 
 
 def extent(place: dict[str, Any]) -> tuple[float, float, float, float]:
@@ -190,16 +167,16 @@ def test_a_killed_node_and_other_slices(world: World) -> None:
     with Writer(world.bootstrap, TOPIC, 7, _stop, per_second=200) as writer:
         world.cluster.kill("node-2")
         for _ in range(5):
-            check(world, "near")
-            check(world, "spread")
+            world.check_unordered("near", TOPIC, _by_place)
+            world.check_unordered("spread", TOPIC, _by_place)
         world.cluster.restart("node-2")
         before = {name: world.admin.call("GET", f"/v1/indexes/{name}")["id"] for name in ("near", "spread")}
         world.sql("ALTER INDEX spread PARTITION BY RANGE(cell) SPLIT AT (5140000000000000000)")
         world.sql("ALTER INDEX near SET (slices=3)")
 
         def answered() -> bool:
-            check(world, "near")
-            check(world, "spread")
+            world.check_unordered("near", TOPIC, _by_place)
+            world.check_unordered("spread", TOPIC, _by_place)
             return all(
                 world.admin.call("GET", f"/v1/indexes/{name}")["id"] != old for name, old in before.items()
             )
