@@ -19,7 +19,6 @@ from deploy.demo.change import Change
 from keytide.errors import ConfigurationError
 
 KEYSPACE: Final = "airports"
-_TABLE: Final = "airports.csv"
 
 
 def data_file(name: str) -> Path:
@@ -35,16 +34,19 @@ def data_file(name: str) -> Path:
 
 
 @cache
+def _rows() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pandas.read_csv(data_file("airports.csv")).to_dict("records")
+    return rows
+
+
+@cache
 def points() -> dict[str, dict[str, Any]]:
     """By airport its place, as GeoJSON."""
-    return {
-        row["faa"]: {"type": "Point", "coordinates": [row["lon"], row["lat"]]}
-        for row in pandas.read_csv(data_file(_TABLE)).to_dict("records")
-    }
+    return {row["faa"]: {"type": "Point", "coordinates": [row["lon"], row["lat"]]} for row in _rows()}
 
 
 def documents() -> Iterator[Change]:
     """Every airport, as the table has it."""
-    for row in pandas.read_csv(data_file(_TABLE)).to_dict("records"):
+    for row in _rows():
         document = {name: row[name] for name in ("name", "lon", "lat")}
         yield Change(0, row["faa"], json.dumps(document, separators=(",", ":")).encode())

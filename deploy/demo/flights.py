@@ -68,7 +68,7 @@ def updates(rows: list[dict[str, Any]]) -> list[Change]:
 
 def day_of(minute: int) -> str:
     """The date of a moment, for progress lines."""
-    return (_EPOCH + timedelta(minutes=minute)).strftime("%d %B")
+    return (_EPOCH + timedelta(minutes=minute)).strftime("%d %B %Y")
 
 
 def _schedule(row: dict[str, Any]) -> dict[str, Any]:

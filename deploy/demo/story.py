@@ -146,7 +146,7 @@ def _tell(console: Console, cluster: LocalCluster, count: int, stack: ExitStack)
         while lapse.running:
             bar.update(task, completed=lapse.sent, description=source.day_of(lapse.now))
             time.sleep(0.1)
-        bar.update(task, completed=lapse.sent, description="31 December")
+        bar.update(task, completed=lapse.sent, description=source.day_of(lapse.now))
     lapse.check()
     facts.append(("departures, arrivals, cancellations", f"{lapse.sent:,}"))
     at_least = _ends(cluster.bootstrap, TOPIC)
@@ -244,8 +244,7 @@ def _verified(console: Console, admin: Admin, build: dict[str, Any]) -> str:
 
 def _ask(console: Console, client: Client, lapse: TimeLapse) -> None:
     """Questions that a reader understands, each one scan."""
-    day = source.day_of(lapse.now)
-    console.print(f"  it is {day}, 2013")
+    console.print(f"  it is {source.day_of(lapse.now)}")
     arrivals = list(
         client.scan("arrivals", low=["ORD", "2013-01-05T00:00"], high=["ORD", "2013-01-05T23:59"], limit=10)
     )

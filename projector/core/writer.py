@@ -62,8 +62,6 @@ class FunctionWriter:
         whole = len(parts) == 1 and not parts[0].descending and definition.partition_part == 0
         self.partitioned_by_key = whole and not self._structure.key_in_value
         self._stored_bytes = "len(key)"
-        if self._structure.key_in_value:
-            self.constants["stored"] = self._structure.stored
         if isinstance(self._structure, Spatial):
             self.constants |= {
                 "encode_place": encode_place,
@@ -72,6 +70,7 @@ class FunctionWriter:
                 "first": itemgetter(0),
             }
         elif self._structure.key_in_value:
+            self.constants["stored"] = self._structure.stored
             self._stored_bytes = str(len(self._structure.stored((b"",))[0][0]))
 
     def source(self) -> str:

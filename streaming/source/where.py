@@ -63,7 +63,7 @@ def selection_of(text: str, parts: Sequence[str]) -> dict[str, Any] | None:
         if condition.relation == "dwithin":
             return {"near": {"point": place, "metres": condition.metres}, "srid": condition.place.srid}
         return {condition.relation: place, "srid": condition.place.srid}
-    spans = spans_of(text, parts)
+    spans = _spans_of(condition, parts)
     return {} if spans is None else {"spans": spans} if spans else None
 
 
@@ -79,7 +79,10 @@ def spans_of(text: str, parts: Sequence[str]) -> list[Span] | None:
         OptionError: it is no condition on leading key parts, or one of too many spans.
         InvalidStatementError: it is no SQL.
     """
-    condition = normal(_parsed(text))
+    return _spans_of(normal(_parsed(text)), parts)
+
+
+def _spans_of(condition: Predicate, parts: Sequence[str]) -> list[Span] | None:
     if condition == TRUE:
         return None
     spans: list[Span] = []

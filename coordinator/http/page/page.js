@@ -228,8 +228,10 @@ function indexesPart({ indexes }) {
   });
 }
 
+const withMaps = (indexes) => indexes.filter((one) => one.structure === "spatial" && one.state === "READY");
+
 function mapsPart({ indexes }) {
-  const spatial = indexes.filter((one) => one.structure === "spatial" && one.state === "READY");
+  const spatial = withMaps(indexes);
   const facts = spatial.slice(0, MAPS).map((one) => ({ name: one.name, srid: one.srid, entries: one.entries, ...samples[one.name] }));
   document.getElementById("maps-part").hidden = !spatial.length;
   show("maps", [facts.map(({ name, boxes, problem }) => [name, boxes, problem]), spatial.length], () => [
@@ -242,8 +244,7 @@ function mapsPart({ indexes }) {
 // One map at a time is asked for anew, and none while nobody looks. A node that cannot be asked costs its map only.
 async function askMap(indexes) {
   const now = performance.now();
-  const spatial = indexes.filter((one) => one.structure === "spatial" && one.state === "READY").slice(0, MAPS);
-  const next = spatial.find((one) => !samples[one.name] || now - samples[one.name].asked > MAP_EVERY_MS);
+  const next = withMaps(indexes).slice(0, MAPS).find((one) => !samples[one.name] || now - samples[one.name].asked > MAP_EVERY_MS);
   if (!next || (document.hidden && samples[next.name])) return;
   try {
     const { boxes } = await ask(`indexes/${encodeURIComponent(next.name)}/map?limit=500`);
