@@ -30,8 +30,9 @@ from keytide.kafka.clients import AdminClient
 
 TOPIC = "flights"
 PARTITIONS = 4
-YEAR_S = 100.0
-"""The time-lapse of the year, at full size."""
+YEAR_S = 150.0
+"""The time-lapse of the year, at full size. On two cores the build is done in the middle of it (measured); in
+100 s it was done when the year was over, for the faster one also slows the other down."""
 ALL_FLIGHTS = 336_776
 DURING, AT_THE_END = "during the year", "at its end"
 
