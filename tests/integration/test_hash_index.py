@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(90
 
 TOPIC = "pages"
 IDS = 400
-OVER = ("DONE", "FAILED", "CANCELLED")
 
 
 def _url(number: int) -> str:
@@ -139,16 +138,7 @@ def test_a_killed_node_and_other_slices(world: World) -> None:
 
 def test_it_is_verified(world: World) -> None:
     for index in ("by_url", "by_tag", "by_owner"):
-        job = world.admin.call("POST", f"/v1/indexes/{index}/verify")["id"]
-        wait_for(lambda: _job(world, job)["state"] in OVER, f"{index} is verified")  # noqa: B023
-        found = _job(world, job)
-        assert found["state"] == "DONE", found
-        assert not any(found["counts"].values()), found
-
-
-def _job(world: World, job: str) -> dict[str, Any]:
-    found: dict[str, Any] = world.admin.call("GET", f"/v1/jobs/{job}")
-    return found
+        world.check_verified(index)
 
 
 def test_a_key_that_two_documents_have_is_told(world: World) -> None:

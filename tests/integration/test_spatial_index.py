@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(90
 
 TOPIC = "stops"
 IDS = 600
-OVER = ("DONE", "FAILED", "CANCELLED")
 HERE = (11.0, 50.0)
 BOX = (10.5, 49.7, 11.5, 50.3)
 EARTH = 6_371_008.8
@@ -188,12 +187,4 @@ def test_a_killed_node_and_other_slices(world: World) -> None:
 
 def test_it_is_verified(world: World) -> None:
     for index in ("near", "spread"):
-        job = world.admin.call("POST", f"/v1/indexes/{index}/verify")["id"]
-
-        def done(job: str = job) -> bool:
-            return bool(world.admin.call("GET", f"/v1/jobs/{job}")["state"] in OVER)
-
-        wait_for(done, f"{index} is verified")
-        found = world.admin.call("GET", f"/v1/jobs/{job}")
-        assert found["state"] == "DONE", found
-        assert not any(found["counts"].values()), found
+        world.check_verified(index)

@@ -79,22 +79,6 @@ def world(worlds: Worlds) -> Iterator[World]:
         yield world
 
 
-def _verify(world: World, index: str) -> dict[str, Any]:
-    """Verify an index; its job when that is over."""
-    job = world.admin.call("POST", f"/v1/indexes/{index}/verify")["id"]
-    return _over(world, job)
-
-
-def _over(world: World, job: str) -> dict[str, Any]:
-    wait_for(lambda: _job(world, job)["state"] in ("DONE", "FAILED", "CANCELLED"), f"job {job} is over")
-    return _job(world, job)
-
-
-def _job(world: World, job: str) -> dict[str, Any]:
-    found: dict[str, Any] = world.admin.call("GET", f"/v1/jobs/{job}")
-    return found
-
-
 def _report(world: World, job: str, **query: Any) -> dict[str, Any]:
     found: dict[str, Any] = world.admin.call("GET", f"/v1/jobs/{job}/report", **query)
     return found
@@ -103,7 +87,7 @@ def _report(world: World, job: str, **query: Any) -> dict[str, Any]:
 def test_a_build_is_ready_only_verified(world: World) -> None:
     unverified, build = world.admin.call("GET", "/v1/builds")[:2]
     assert (unverified["verify"], unverified["verification"]) == (False, None)
-    job = _job(world, build["verification"])
+    job = world.job(build["verification"])
     assert (job["state"], job["clean"], job["counts"], job["build"]) == ("DONE", True, {}, build["id"])
     assert sorted(job["indexes"]) == [BY_CITY, BY_TAG]
     assert job["documents_done"] > LOCAL_DOCUMENTS - 1_500  # once for both; the cleaner had begun
@@ -120,11 +104,11 @@ def test_a_build_is_ready_only_verified(world: World) -> None:
 def test_nothing_is_reported_under_live_writes_and_compaction(world: World) -> None:
     with Writer(world.bootstrap, PEOPLE, 3, _person, per_second=100) as writer:
         writer.written = 10_000
-        job = _verify(world, BY_CITY)
+        job = world.verified(BY_CITY)
         assert (job["state"], job["clean"]) == ("DONE", True), _report(world, job["id"])
     with Writer(world.bootstrap, MEMBERS, 4, _moving_mail, per_second=100):
         for _ in range(2):
-            job = _verify(world, BY_MAIL)
+            job = world.verified(BY_MAIL)
             assert (job["state"], job["counts"]) == ("DONE", {}), _report(world, job["id"])
 
 
@@ -141,7 +125,7 @@ def _moving_mail(chance: random.Random, number: int) -> tuple[str, Any]:
 
 def test_acceptance_5_planted_faults_are_all_found_and_rightly_named(world: World) -> None:
     planted = _plant(world)
-    job = _verify(world, BY_CITY)
+    job = world.verified(BY_CITY)
     report = _report(world, job["id"], limit=10_000)
     assert job["counts"] == dict.fromkeys(CLASSES, PLANTED), report["differences"][:5]
     assert job["clean"] is False
@@ -164,7 +148,7 @@ def test_acceptance_5_duplicates_of_a_unique_index_are_all_found(world: World) -
     with Writer(world.bootstrap, MEMBERS, 5, _duplicate, per_second=1) as writer:
         writer.write(PLANTED)
     world.check_at_end(BY_MAIL, MEMBERS, lambda document, _: [[document["mail"]]])
-    job = _verify(world, BY_MAIL)
+    job = world.verified(BY_MAIL)
     assert job["counts"] == {"DUPLICATE_UNIQUE": PLANTED}
     differences = _report(world, job["id"])["differences"]
     found = {frozenset((one["id"], *one["others"])) for one in differences}
@@ -185,9 +169,9 @@ def test_a_verification_survives_its_driver_and_can_be_cancelled(world: World, t
     assert environment is not None
     environment["KEYTIDE_VERIFY__LOCAL_DOCUMENTS"] = "1000000"
     world.cluster.restart("coordinator")
-    job = _verify(world, BY_MAIL)
+    job = world.verified(BY_MAIL)
     assert (job["state"], job["attempts"]) == ("DONE", 2)
-    job = _verify(world, BY_TAG)  # quiet again: what could not be proven can be now; read without Spark
+    job = world.verified(BY_TAG)  # quiet again: what could not be proven can be now; read without Spark
     assert (job["state"], job["counts"]) == ("DONE", {}), _report(world, job["id"])
     world.cluster.arm("coordinator", f"verify-pinned:hold={hold}")
     world.cluster.restart("coordinator")

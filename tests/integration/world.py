@@ -256,6 +256,25 @@ class World:
         at_least = {str(p): offset for p, offset in self.ends(topic).items()}
         return self.check_unordered(index, topic, keys, at_least=at_least, timeout_ms=60_000)
 
+    def job(self, job: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.admin.call("GET", f"/v1/jobs/{job}")
+        return found
+
+    def job_over(self, job: str) -> dict[str, Any]:
+        """A job, when it is over."""
+        wait_for(lambda: self.job(job)["state"] in ("DONE", "FAILED", "CANCELLED"), f"job {job} is over")
+        return self.job(job)
+
+    def verified(self, index: str) -> dict[str, Any]:
+        """The verification of an index, when it is over."""
+        return self.job_over(self.admin.call("POST", f"/v1/indexes/{index}/verify")["id"])
+
+    def check_verified(self, index: str) -> None:
+        """See that a verification finds nothing wrong."""
+        found = self.verified(index)
+        assert found["state"] == "DONE", found
+        assert not any(found["counts"].values()), found
+
     def source(self, topic: str) -> Source:
         """What the topic holds, read by itself; kept."""
         return self.sources.get(topic) or self.sources.setdefault(topic, Source(self.bootstrap, topic))
