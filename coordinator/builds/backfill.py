@@ -116,6 +116,7 @@ class BackfillPhase:
             else max(record.table_documents, message.table_documents),
             left_out=message.left_out or record.left_out,
             skipped=message.skipped or record.skipped,
+            engine=message.engine or record.engine,
         )
         record = with_bytes(_counted(record, message.documents), message)
         self._registry.note_progress(record)

@@ -206,6 +206,7 @@ def build(leader: Leader, record: BuildRecord, now: int) -> Document:
         "skipped": _by_name(leader, record, record.skipped),
         "origin": shown(record.origin),
         "seed": record.seed or None,
+        "engine": record.engine or None,
         "verify": record.verify,
         "verification": record.verification or None,
         "error": record.error or None,

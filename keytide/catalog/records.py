@@ -193,6 +193,8 @@ class BuildRecord(msgspec.Struct, frozen=True):
         seed: id of the layout whose slices it begins with (R44), `table_documents` rows; "" for the source.
         left_out, skipped: index id -> reason -> documents read that it has no entries of: its definition
             leaves them out (`leading-key-missing`, `where-not-true`...), or they cannot be indexed.
+        engine: what reads, or read, the source: `spark`, or `local` for the driver without Spark; "" for
+            nothing yet.
     """
 
     id: str
@@ -230,6 +232,7 @@ class BuildRecord(msgspec.Struct, frozen=True):
     left_out: dict[str, dict[str, int]] = {}
     skipped: dict[str, dict[str, int]] = {}
     seed: str = ""
+    engine: str = ""
 
     @property
     def rebuild(self) -> bool:

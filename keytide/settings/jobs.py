@@ -35,7 +35,7 @@ class VerifySettings(Section):
         "anew",
     )
     local_documents: int = Field(
-        100_000,
+        200_000,
         ge=0,
         description="a source with no more records is read by the driver itself: Spark would take longer to "
         "start",

@@ -617,6 +617,8 @@ class BuildProgress(_Message, frozen=True, array_like=True):
     has started. It orders drivers, whose clocks may differ; (0, 0) of a release that does not say."""
     protocol: int = FIRST_PROTOCOL
     """As that of `NodeHeartbeat`."""
+    engine: str = ""
+    """What reads the source: `spark`, or `local` for the driver itself; "" before either."""
 
 
 class BuildSampled(_Message, frozen=True, array_like=True):

@@ -10,7 +10,7 @@ batch that is run again, whole, under the same number; slices that had it skip i
 leaves nothing. When all that Spark has planned is done, Spark commits it. The places where a crash test
 strikes are named by `reach`.
 
-Spark and Kafka are arguments (`streaming.backfill.spark_tasks` has the real ones). Steps are coroutines: what
+Tasks and Kafka are arguments (`streaming.backfill.tasks` has the real ones). Steps are coroutines: what
 takes its time is awaited. The real ones block, so nothing ever waits there (`run_through`); in a simulation
 everything else goes on meanwhile.
 """
@@ -94,7 +94,7 @@ class Seeded(NamedTuple):
 
 
 class BatchTasks(Protocol):
-    """Reads and projects what micro-batches cover, and sends it; `streaming.backfill.spark_tasks`."""
+    """Reads and projects what micro-batches cover, and sends it; `streaming.backfill.tasks`."""
 
     async def read(self, batch: int, covered: Range, losers: Mapping[int, Offsets]) -> core.SettledBatch:
         """Read a range of the source, project it, send all chunks.
@@ -204,6 +204,23 @@ class Batches:
                 await self._run_batch(sized)
             finally:
                 self._status.end_batch()
+
+    async def read_on(
+        self, plan: Callable[[Timestamp], Range | None], pause: Callable[[bool], Awaitable[None]]
+    ) -> None:
+        """Run what there is to read from where the build is, one plan after the other, as Spark's query does;
+        until something raises.
+
+        Args:
+            plan: what is to be read next from a place on, None for nothing.
+            pause: called between two, told whether there was nothing.
+        """
+        start = self._status.position
+        while True:
+            if (planned := plan(start)) is not None:
+                await self.run(planned)
+                start = planned.end
+            await pause(planned is None)
 
     def _next(self, planned: Range) -> SizedBatch | None:
         """What is to be done next of what Spark has planned; None when all is done."""

@@ -68,8 +68,8 @@ class DriverShell(Protocol):
         """Milliseconds, as Kafka's record timestamps count."""
         ...
 
-    async def begin_spark(self, table: bool) -> None:
-        """Start Spark.
+    async def begin_reading(self, table: bool) -> None:
+        """Start what reads: Spark, where there is much.
 
         Args:
             table: the build's table is to be read.
@@ -98,7 +98,7 @@ class DriverShell(Protocol):
         ...
 
     async def start_query(self) -> None:
-        """Have Spark plan what there is to read, and give it to `Batches.run`, round after round."""
+        """Have what there is to read planned, and given to `Batches.run`, round after round."""
         ...
 
     def ended(self) -> BaseException | None:
@@ -198,7 +198,7 @@ class BuildCourse:
         ):
             await self._pass()
             return
-        await self._shell.begin_spark(self._table_left)
+        await self._shell.begin_reading(self._table_left)
         self._follow_rate()
         origin = self._shell.build.origin
         if origin is not None and self._table_left:

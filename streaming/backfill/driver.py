@@ -1,4 +1,4 @@
-"""The Spark driver of one build: its life from start to end.
+"""The driver of one build: its life from start to end.
 
 Theory of operation
 ===================
@@ -21,6 +21,10 @@ A new layout of an index may begin with the slices of the old one (`streaming.ba
 micro-batch 0, which ends past all that the build must reach, so nothing of the source is read and Spark is
 not started.
 
+Spark takes long to start. So a build that has no more than `build.local_documents` left to read is read by
+the driver itself, in one process: the same plans, micro-batches, tasks and messages, without the query
+(`streaming.backfill.queries`, `streaming.drivers.stages`). What turns out to be larger is left to Spark.
+
 When the source holds nothing below that goal, or an earlier driver had passed it, Spark is not even
 started. Slices still need the end of a micro-batch 0 to know where they stand, so an empty one is sent.
 
@@ -34,8 +38,8 @@ does where Kafka has lost the journal.
 The order of the steps is in `streaming.backfill.course` and `streaming.backfill.batches`; here is the process
 around them.
 
-Threads: the main thread decides on the end; one follows the metadata, one reports; Spark runs micro-batches
-in another, and a table is read in one more. What they share is in `Status`.
+Threads: the main thread decides on the end; one follows the metadata, one reports; Spark's query, or that of
+the driver, runs micro-batches in another, and a table is read in one more. What they share is in `Status`.
 
 Files, in `<data_dir>/builds/<build>`, none of which the next driver needs: `checkpoint` (Spark's), `scratch`
 (shuffle files), `lock`.
@@ -45,7 +49,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import threading
 import uuid
 from collections.abc import Callable, Coroutine, Iterable
@@ -53,7 +56,7 @@ from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from confluent_kafka import KafkaException
 
@@ -71,12 +74,14 @@ from keytide.settings.settings import Settings
 from keytide.wire.messages import BuildProgress
 from streaming.backfill.batches import Batches, BuildPlan, run_through
 from streaming.backfill.course import POLL_S, BuildCourse, take_up, wait_out
+from streaming.backfill.queries import GROWTH, LocalQuery, SparkQuery
 from streaming.backfill.seed import SeedReader
-from streaming.backfill.spark_tasks import SparkTasks
-from streaming.backfill.table_origin import read_table, starting_offsets
+from streaming.backfill.table_origin import read_table
+from streaming.backfill.tasks import BackfillTasks
 from streaming.core import micro_batches as core
 from streaming.core.sizing import Sizing
 from streaming.drivers import failures
+from streaming.drivers.engine import Engine, SparkEngine
 from streaming.drivers.failures import StoppedError
 from streaming.drivers.journal import FencedJournal
 from streaming.drivers.kafka_journal import EarlierJournal, KafkaJournalTopic
@@ -84,13 +89,10 @@ from streaming.drivers.lifecycle import Driver, MetadataFollower
 from streaming.drivers.outage import Outage
 from streaming.drivers.progress import Status
 from streaming.drivers.rate_gate import RateGate
+from streaming.drivers.stages import OutOfRoomError
 from streaming.slices.entries import SliceEntries
 from streaming.spark import session as spark
 from streaming.spark.checkpoint import Checkpoint
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
 
 log = logging.getLogger(__name__)
 
@@ -126,8 +128,15 @@ class KafkaSourceLog:
 
     def earliest(self) -> dict[int, int]:
         """The offsets at which it begins."""
+        return self._offsets(earliest=True)
+
+    def ends(self) -> dict[int, int]:
+        """The offsets at which it ends, for a reader of committed records."""
+        return self._offsets(earliest=False)
+
+    def _offsets(self, *, earliest: bool) -> dict[int, int]:
         with admin(self._settings) as client:
-            return list_offsets(client, self._name, range(self._partitions), earliest=True)
+            return list_offsets(client, self._name, range(self._partitions), earliest=earliest)
 
 
 class BackfillDriver(Driver):
@@ -148,8 +157,7 @@ class BackfillDriver(Driver):
         self._outage = Outage(2 * self._settings.build.kafka_away_s)
         self._start = ""  # names this start, when it has read what the build is
         self._ending = threading.Event()
-        self._query: StreamingQuery | None = None
-        self._error: BaseException | None = None
+        self._query: SparkQuery | LocalQuery | None = None
         self._slices: SliceEntries | None = None
         self._limit: Callable[[int], None] = lambda rate: None  # until something reads
 
@@ -189,7 +197,7 @@ class BackfillDriver(Driver):
         keyspace = self._metadata.catalog().keyspace(self.build.keyspace)
         if keyspace is None:
             raise failures.BuildImpossibleError(f"keyspace {self.build.keyspace} is not in the metadata")
-        source = KafkaSourceLog(self._settings, self._identity, self.build, keyspace)
+        source = self._source = KafkaSourceLog(self._settings, self._identity, self.build, keyspace)
         source.check()
         indexes = tuple(self._index(name) for name in sorted(self.build.indexes))
         slices = {index.id: self.build.slices_of(index) for index in indexes}
@@ -199,7 +207,7 @@ class BackfillDriver(Driver):
         take_up(self.build, keyspace, self._status, source.earliest)
         run = uuid.uuid4().hex[:12]
         self._plan = BuildPlan(self._id, run, keyspace.name, keyspace.topic_id, filled, slices)
-        self._tasks = SparkTasks(self._settings, self._plan)
+        self._tasks = BackfillTasks(self._settings, self._plan)
         own = self._settings.build
         sizing = Sizing(
             own.batch_documents, own.batch_least_documents, own.batch_seconds, self._status.journal.size
@@ -269,11 +277,33 @@ class BackfillDriver(Driver):
     def tell(self) -> None:
         self._reporter.send()
 
-    async def begin_spark(self, table: bool) -> None:
-        self._engine = engine = self.start_spark(rows=table)
+    async def begin_reading(self, table: bool) -> None:
+        left = self._status.position.documents_to(self.build.load_timestamp)
+        most = self._settings.build.local_documents
+        if table or left > most:
+            self._begin(self._spark_query(table))
+            return
+        log.info("build %s: %d documents are to be read: without Spark", self._id, left)
+        self._tasks.prepare(self.start_local(self._settings.build.local_bytes))
+        self._begin(LocalQuery(self._plan, self._batches, self._source.ends, GROWTH * most))
+
+    def _spark_query(self, table: bool) -> SparkQuery:
+        engine = self.start_spark(rows=table)
         engine.shuffle(spark.shuffle_partitions(len(self._plan.targets), engine.parallelism))
-        self._status.gate, self._limit = engine.gate, engine.gate.limit
-        self._tasks.prepare(engine.partitions, engine.gate)
+        self._tasks.prepare(engine)
+        return SparkQuery(self._settings, engine, self._plan, self._checkpoint, self._tasks, self._batches)
+
+    def _begin(self, query: SparkQuery | LocalQuery) -> None:
+        """Have this query read, by the engine that was made for it."""
+        engine = self._running
+        self._query, self._status.gate, self._limit = query, engine.gate, engine.gate.limit
+        self._status.engine = "spark" if isinstance(engine, SparkEngine) else "local"
+
+    @property
+    def _running(self) -> Engine:
+        if self.engine is None:
+            raise RuntimeError("begin_reading comes first")
+        return self.engine
 
     def limit(self, rate: int) -> None:
         self._limit(rate)
@@ -281,9 +311,11 @@ class BackfillDriver(Driver):
     async def run_table(
         self, origin: TableOrigin, work: Callable[[], Coroutine[Any, Any, None]], follow: Callable[[], None]
     ) -> None:
-        session = self._engine.session
-        self._tasks.table = read_table(session, origin, self._settings.build.origin_options)
-        self._engine.run(lambda: run_through(work()), follow)
+        engine = self._running
+        if not isinstance(engine, SparkEngine):
+            raise RuntimeError("only Spark reads tables")
+        self._tasks.table = read_table(engine.session, origin, self._settings.build.origin_options)
+        engine.run(lambda: run_through(work()), follow)
 
     async def run_seed(
         self, work: Callable[[], Coroutine[Any, Any, None]], follow: Callable[[], None]
@@ -321,38 +353,17 @@ class BackfillDriver(Driver):
 
     async def start_query(self) -> None:
         if self._query is None:
-            self._engine.warm_up()
-        self._error = None  # of a query that ended
-        shutil.rmtree(self._checkpoint.folder, ignore_errors=True)
-        options = spark.source_options(self._settings, self._plan.keyspace)
-        options["startingOffsets"] = starting_offsets(self._plan.keyspace, self._status.position.offsets())
-        self._query = (
-            self._engine.session.readStream.format("kafka")
-            .options(**options)
-            .load()
-            .writeStream.queryName(self._id)
-            .foreachBatch(self._on_batch)
-            .option("checkpointLocation", str(self._checkpoint.folder))
-            .start()
-        )
-
-    def _on_batch(self, frame: DataFrame, batch: int) -> None:
-        """Spark's call for each micro-batch, numbered as the query does. (`frame`, which Spark's own source
-        would read, only says that its offsets are planned.)"""
-        try:
-            self._tasks.session = frame.sparkSession
-            run_through(self._batches.run(self._checkpoint.range(batch)))
-        except BaseException as error:
-            self._error = error
-            raise
+            raise RuntimeError("begin_reading comes first")
+        if isinstance(self._query.ended(), OutOfRoomError):
+            log.info("build %s: Spark reads on", self._id)
+            self._begin(self._spark_query(table=False))
+        self._query.start(self._status.position)
 
     def ended(self) -> BaseException | None:
-        if self._query is None or self._query.isActive:
-            return None
-        return self._error or self._query.exception() or RetryableError("Spark ended the query")
+        return self._query.ended() if self._query is not None else None
 
     def stop_query(self) -> None:
         self._ending.set()
-        self._engine.gate.close()
+        self._running.gate.close()
         if self._query is not None:
             self._query.stop()

@@ -34,8 +34,9 @@ from projector.core.projection import SourceBatch
 from streaming.core import micro_batches as core
 from streaming.core.runs import items
 from streaming.core.versions import Hashes, contained, hash_ranges, repeated
-from streaming.drivers.rate_gate import RateClient
-from streaming.stages.tasks import HASHES, project_extent, row, settled
+from streaming.drivers.rate_gate import TaskClient
+from streaming.drivers.stages import SparkStages
+from streaming.stages.tasks import HASHES, batch_shuffle, project_extent, row, settled
 from streaming.stages.work import BatchWork
 
 if TYPE_CHECKING:
@@ -151,14 +152,14 @@ def starting_offsets(topic: str, offsets: Mapping[int, int]) -> str:
 # --- one micro-batch ----------------------------------------------------------------------------------------
 
 
-def run_table(table: DataFrame, work: BatchWork, client: RateClient | None) -> core.SettledBatch:
+def run_table(table: DataFrame, work: BatchWork, client: TaskClient | None) -> core.SettledBatch:
     """Read, project and send the table: all chunks of micro-batch 0.
 
     Raises:
         TableError: it has rows with the same id.
     """
-    project: Any = functools.partial(project_rows, work, client)
-    outcome = settled(work, table, project, table.rdd.getNumPartitions())
+    shuffle = batch_shuffle(work, functools.partial(project_rows, work, client))
+    outcome = settled(work, SparkStages.shuffled(table, shuffle), table.rdd.getNumPartitions())
     if outcome.foreign:
         _refuse_duplicates(table, outcome.foreign)
     return outcome
@@ -192,7 +193,7 @@ def _refuse_duplicates(table: DataFrame, hashes: bytes) -> None:
 
 
 def project_rows(
-    work: BatchWork, client: RateClient | None, rows: Iterable[pa.RecordBatch]
+    work: BatchWork, client: TaskClient | None, rows: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Rows of one share to rows of the shuffle, as `streaming.stages.tasks.project_extent` makes them of
     records; and once more the hashes of ids that this share has more than once."""

@@ -1,7 +1,8 @@
-"""Spark, for all that one driver does: its start, its actions, its end.
+"""What runs the tasks of one driver: Spark, its start, its actions and its end; or, for little, the driver
+itself.
 
-Actions run in another thread, so that the caller's is free as soon as the driver is asked to end: it still
-has to give back what it holds elsewhere, and only then ends Spark, which takes longer.
+Actions of Spark run in another thread, so that the caller's is free as soon as the driver is asked to end: it
+still has to give back what it holds elsewhere, and only then ends Spark, which takes longer.
 """
 
 from __future__ import annotations
@@ -11,15 +12,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from keytide.settings.settings import Settings
 from streaming.drivers.failures import StoppedError
-from streaming.drivers.rate_gate import gate_of
+from streaming.drivers.rate_gate import LocalClient, RateGate, TaskClient, gate_of
+from streaming.drivers.stages import LocalStages, SparkStages, Stages
 from streaming.spark import session as spark
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 POLL_S: Final = 0.1
 TASKS_PER_CORE: Final = 4
@@ -27,8 +26,75 @@ TASKS_PER_CORE: Final = 4
 T = TypeVar("T")
 
 
+class Engine(Protocol):
+    """Runs the tasks of one driver.
+
+    Attributes:
+        parallelism: tasks that run at once.
+        partitions: of the shuffle.
+        gate: of the rate limit.
+        client: what tasks say to the gate what they read by.
+        stages: runs tasks.
+    """
+
+    parallelism: int
+    partitions: int
+    gate: RateGate
+    client: TaskClient
+    stages: Stages
+
+    def run(self, action: Callable[[], T], meanwhile: Callable[[], object] = lambda: None) -> T:
+        """Run what asks `stages` for something; what it brings.
+
+        Args:
+            meanwhile: called now and then.
+
+        Raises:
+            StoppedError: the driver is asked to end, or `meanwhile` says so; so are the tasks.
+        """
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+class LocalEngine:
+    """The driver's own process, one task after the other (`Engine`).
+
+    Args:
+        stop: set when the driver is to end.
+        most_bytes: as of `LocalStages`.
+    """
+
+    parallelism = 1
+    partitions = 1
+
+    def __init__(self, stop: threading.Event, most_bytes: int = 0) -> None:
+        self._stop = stop
+        self._meanwhile: Callable[[], object] = lambda: None
+        self.gate = RateGate()
+        self.client: TaskClient = LocalClient(self.gate, self._heed)
+        self.stages: Stages = LocalStages(self._heed, most_bytes)
+
+    def run(self, action: Callable[[], T], meanwhile: Callable[[], object] = lambda: None) -> T:
+        self._meanwhile = meanwhile
+        try:
+            return action()
+        finally:
+            self._meanwhile = lambda: None
+
+    def _heed(self) -> None:
+        if self._stop.is_set():
+            raise StoppedError
+        self._meanwhile()
+
+    def close(self) -> None:
+        self.gate.close()
+
+
 class SparkEngine:
-    """A session in this process.
+    """A session in this process (`Engine`).
 
     Args:
         scratch: folder for shuffle files; what a driver that was killed left there goes.
@@ -36,11 +102,6 @@ class SparkEngine:
         app: its name in Spark; "" for the usual one.
         rows: whether rows of a table go through the JVM.
         connector: whether it needs Spark's Kafka connector.
-
-    Attributes:
-        parallelism: tasks that run at once.
-        partitions: of the shuffle.
-        gate: of the rate limit.
 
     Raises:
         StoppedError: the driver is asked to end.
@@ -71,6 +132,8 @@ class SparkEngine:
         self.parallelism: int = self.session.sparkContext.defaultParallelism
         self.partitions = 1
         self.gate = gate_of(self.session)
+        self.client: TaskClient = self.gate.client
+        self.stages: Stages = SparkStages(self.session)
 
     def shuffle(self, partitions: int) -> None:
         """Set how many partitions the shuffle has."""
@@ -81,19 +144,7 @@ class SparkEngine:
         """Have Python workers started while something else is waited for."""
         self._warming = spark.warm_up(self.session, self.partitions)
 
-    def numbers(self, count: int, tasks: int = 0) -> DataFrame:
-        """The numbers below `count`, shared out to so many tasks; one to each when 0."""
-        return self.session.range(0, count, 1, max(1, tasks or count))
-
     def run(self, action: Callable[[], T], meanwhile: Callable[[], object] = lambda: None) -> T:
-        """Run an action of Spark; what it brings.
-
-        Args:
-            meanwhile: called now and then.
-
-        Raises:
-            StoppedError: the driver is asked to end, or `meanwhile` says so; so are the tasks.
-        """
         try:
             return self._wait(action, meanwhile)
         except StoppedError:

@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal, TypeVar
 
 from keytide.catalog.catalog import Catalog
 from keytide.errors import RetryableError
@@ -44,7 +44,7 @@ from keytide.settings.settings import Settings, load_settings
 from keytide.wire.messages import BuildProgress, JobProgress
 from streaming.core import micro_batches as core
 from streaming.core.log_identity import ReadLostError
-from streaming.drivers.engine import SparkEngine
+from streaming.drivers.engine import Engine, LocalEngine, SparkEngine
 from streaming.drivers.failures import DriverFailure, StoppedError, diagnose
 from streaming.drivers.journal import JournalLostError
 from streaming.drivers.outage import Outage
@@ -57,6 +57,8 @@ END_S: Final = 60.0
 """For so long the end of Spark, which takes some seconds, is waited for."""
 
 log = logging.getLogger(__name__)
+
+_EngineT = TypeVar("_EngineT", bound=Engine)
 
 
 class MetadataFollower:
@@ -140,6 +142,7 @@ class Driver:
             itself, when it knows by how much.
         folder: of its files.
         attempt: which start of it this is, for its reports.
+        engine: what runs its tasks; None before the first.
         log: of its module.
     """
 
@@ -157,7 +160,7 @@ class Driver:
         self._id = of
         self._stop = stop
         self._now = now
-        self._spark: SparkEngine | None = None
+        self.engine: Engine | None = None
         self._said_at = 0
         self.attempt = this_attempt()
         self.log = logging.getLogger(type(self).__module__)
@@ -225,15 +228,15 @@ class Driver:
             return exit_status(error, failure)
         finally:
             self._reporter.send()
-            ending = threading.Thread(target=self._end_spark, name="end", daemon=True)
+            ending = threading.Thread(target=self._end_engine, name="end", daemon=True)
             ending.start()
             ending.join(END_S)
             self._reporter.close()
 
-    def _end_spark(self) -> None:
-        if self._spark is not None:
+    def _end_engine(self) -> None:
+        if self.engine is not None:
             try:
-                self._spark.close()
+                self.engine.close()
             except Exception as error:  # its JVM has died: it is over, whatever it came to
                 self.log.debug("%s: Spark had ended before", self.title, exc_info=error)
 
@@ -247,8 +250,18 @@ class Driver:
             StoppedError: the driver is asked to end.
         """
         folder = self.folder / scratch
-        self._spark = SparkEngine(self._settings, folder, self._stop, app=app, rows=rows, connector=connector)
-        return self._spark
+        engine = SparkEngine(self._settings, folder, self._stop, app=app, rows=rows, connector=connector)
+        return self._begun(engine)
+
+    def start_local(self, most_bytes: int = 0) -> LocalEngine:
+        """Have tasks run in this process, as `LocalEngine`; Spark, or another one, ends."""
+        return self._begun(LocalEngine(self._stop, most_bytes))
+
+    def _begun(self, engine: _EngineT) -> _EngineT:
+        if self.engine is not None:
+            self.engine.close()
+        self.engine = engine
+        return engine
 
     def work(self, held: ExitStack) -> None:
         """Do what the driver is for.

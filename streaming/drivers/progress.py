@@ -46,6 +46,7 @@ class Status:
         at_table: the micro-batch under way is the table, or the layout, that the build begins with.
         rows_total: entries of that layout; 0 until it is known, and of a table.
         gate: counts what tasks of the present micro-batch have read.
+        engine: what reads (`BuildProgress.engine`).
     """
 
     def __init__(self) -> None:
@@ -59,6 +60,7 @@ class Status:
         self.finished = -1
         self.position = self.earliest = Timestamp()
         self.gate: RateGate | None = None
+        self.engine = ""
 
     def take_over(self, keeper: JournalKeeper) -> None:
         """Go on where the driver before was; from now on what is done is kept there.
@@ -213,6 +215,7 @@ class Status:
                 skipped={index: dict(reasons) for index, reasons in self.journal.skipped.items()},
                 attempt=attempt,
                 protocol=SPOKEN,
+                engine=self.engine,
             )
 
     def _phase(self, gate: RateGate | None) -> str:

@@ -22,6 +22,7 @@ import socketserver
 import struct
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,9 @@ class RateClient:
     def finished(self) -> None:
         """Say that an extent is read to its end."""
         self._tell(0, 0, 1)
+
+    def heed(self) -> None:
+        """Nothing: whoever runs a task on another machine ends it."""
 
     def _tell(self, documents: int, size: int, extents: int) -> None:
         line = _connected(self)
@@ -182,16 +186,21 @@ class RateGate(socketserver.ThreadingTCPServer):
         self.shutdown()
         self.server_close()
 
-    def hear(self, documents: int, size: int, extents: int) -> None:
-        """Take what a task says; returns when it may go on."""
-        self._pass(documents, size)
+    def hear(self, documents: int, size: int, extents: int, heed: Callable[[], None] = lambda: None) -> None:
+        """Take what a task says; returns when it may go on.
+
+        Args:
+            heed: called while it waits; what it raises ends the waiting.
+        """
+        self._pass(documents, size, heed)
         with self._lock:
             self._extents += extents
 
-    def _pass(self, documents: int, size: int) -> None:
+    def _pass(self, documents: int, size: int, heed: Callable[[], None] = lambda: None) -> None:
         """Return when so many documents have been let through."""
         left = documents
         while not self._end.is_set():
+            heed()
             with self._lock:
                 granted = self._bucket.take(left, time.monotonic())
                 self._documents += granted
@@ -200,6 +209,30 @@ class RateGate(socketserver.ThreadingTCPServer):
             if left <= 0:
                 return
             self._end.wait(_PAUSE_S)
+
+
+class LocalClient:
+    """The same for a task in the driver's own process.
+
+    Args:
+        heed: called while it reads or waits; what it raises ends the task.
+    """
+
+    def __init__(self, gate: RateGate, heed: Callable[[], None]) -> None:
+        self._gate = gate
+        self.heed = heed
+
+    def read(self, documents: int, size: int) -> None:
+        """As of `RateClient`."""
+        self._gate.hear(documents, size, 0, self.heed)
+
+    def finished(self) -> None:
+        """As of `RateClient`."""
+        self._gate.hear(0, 0, 1)
+
+
+TaskClient = RateClient | LocalClient
+"""What a task says to the gate what it reads by."""
 
 
 def gate_of(session: SparkSession) -> RateGate:

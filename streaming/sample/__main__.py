@@ -15,7 +15,7 @@ import functools
 import sys
 import uuid
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import msgspec
 
@@ -27,14 +27,12 @@ from keytide.process.sync_points import reach
 from keytide.settings.settings import SecuritySettings
 from keytide.wire.messages import BuildSampled
 from streaming.drivers import failures
-from streaming.drivers.engine import TASKS_PER_CORE, SparkEngine
+from streaming.drivers.engine import TASKS_PER_CORE, Engine, SparkEngine
 from streaming.drivers.failures import StoppedError
 from streaming.drivers.lifecycle import Driver, MetadataFollower, run_driver
+from streaming.drivers.stages import Rows, SparkStages
 from streaming.sample.sampling import ROW, Definitions, SampleResult, sample_blocks, sample_rows, spread
 from streaming.stages.source_reader import OffsetsLostError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 FLUSH_S: Final = 30.0
 
@@ -78,7 +76,7 @@ class SampleDriver(Driver):
         starts, ends = self._offsets(build)
         sample = SampleResult()
         if indexes and (build.origin is not None or starts != ends):
-            engine = self.start_spark("sample", app="keytide-sample")
+            engine = self._engine_for(build, starts, ends)
             definitions = tuple((one.id, msgspec.json.encode(one.definition)) for one in indexes)
             engine.run(
                 lambda: self._collect(engine, build, definitions, starts, ends, sample),
@@ -90,6 +88,13 @@ class SampleDriver(Driver):
             made, entries[index.id] = sample.splits(index.id, index.definition.partitions)
             splits[index.id] = list(made)
         return BuildSampled(self._id, uuid.uuid4().hex[:12], splits, sample.documents, entries, now_ms())
+
+    def _engine_for(self, build: BuildRecord, starts: dict[int, int], ends: dict[int, int]) -> Engine:
+        own = self._settings.build
+        length = sum(ends[partition] - start for partition, start in starts.items())
+        if build.origin is None and min(length, own.sample_documents) <= own.local_documents:
+            return self.start_local()
+        return self.start_spark("sample", app="keytide-sample")
 
     def _offsets(self, build: BuildRecord) -> tuple[dict[int, int], dict[int, int]]:
         """What of the source's log can be read, and has no transaction open below it."""
@@ -108,7 +113,7 @@ class SampleDriver(Driver):
 
     def _collect(
         self,
-        engine: SparkEngine,
+        engine: Engine,
         build: BuildRecord,
         definitions: Definitions,
         starts: dict[int, int],
@@ -118,24 +123,24 @@ class SampleDriver(Driver):
         """Run the tasks, and take what they bring."""
         documents = self._settings.build.sample_documents
         length = sum(ends[partition] - start for partition, start in starts.items())
-        if build.origin is not None:
+        if build.origin is not None and isinstance(engine, SparkEngine):
             from streaming.backfill.table_origin import read_table
 
             table = read_table(engine.session, build.origin, self._settings.build.origin_options)
             rows = table.count()
             share = min(1.0, documents / max(1, rows + length))
             documents = max(1, int(share * length))
-            take: Any = functools.partial(sample_rows, definitions)
-            self._take(table.sample(fraction=share, seed=1).mapInArrow(take, ROW), sample)
+            take = functools.partial(sample_rows, definitions)
+            self._take(SparkStages.collected(table.sample(fraction=share, seed=1), take, ROW), sample)
         extents = spread(starts, ends, documents)
         if extents:
             settings = self._settings.model_copy(update={"security": SecuritySettings()})
-            read: Any = functools.partial(sample_blocks, settings, build.keyspace, definitions, extents)
+            read = functools.partial(sample_blocks, settings, build.keyspace, definitions, extents)
             tasks = min(len(extents), TASKS_PER_CORE * engine.parallelism)
-            self._take(engine.numbers(len(extents), tasks).mapInArrow(read, ROW), sample)
+            self._take(engine.stages.run(len(extents), read, ROW, tasks), sample)
 
-    def _take(self, rows: DataFrame, sample: SampleResult) -> None:
-        for row in rows.collect():
+    def _take(self, rows: Rows, sample: SampleResult) -> None:
+        for row in rows:
             sample.add(bytes(row["body"]))
         reach("sample-taken")
 

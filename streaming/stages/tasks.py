@@ -1,4 +1,5 @@
-"""What runs in Spark's Python workers: both stages of a micro-batch, as functions over Arrow batches.
+"""Both stages of a micro-batch, as functions over Arrow batches, run by Spark's Python workers or in the
+driver (`streaming.drivers.stages`).
 
 Theory of operation
 ===================
@@ -24,7 +25,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -37,13 +38,11 @@ from streaming.core import micro_batches as core
 from streaming.core import runs
 from streaming.core.extent_projection import ExtentProjection, Spill, heard_columns
 from streaming.core.versions import Hashes, Offsets, contained, hash_ranges, repeated
-from streaming.drivers.rate_gate import RateClient
+from streaming.drivers.rate_gate import TaskClient
+from streaming.drivers.stages import Rows, Shuffle, Task
 from streaming.spark.checkpoint import Extent
 from streaming.stages.source_reader import read_extent
 from streaming.stages.work import BatchWork, ChunkSender, plan_of, rules_of, targets_by_index
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
 
 SUMMARY = 0
 """A row whose body is an encoded summary."""
@@ -80,14 +79,14 @@ _decode_summary: msgspec.msgpack.Decoder[core.Summary] = msgspec.msgpack.Decoder
 
 def read_and_project(
     work: BatchWork,
-    client: RateClient | None,
+    client: TaskClient,
     topic: str,
     extents: Sequence[Extent],
     rows: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """Read the share whose number in `extents` is in the one row of this task, and `project_extent` it."""
     for extent in chosen(extents, rows):
-        yield from project_extent(work, client, read_extent(work.settings, topic, extent))
+        yield from project_extent(work, client, read_extent(work.settings, topic, extent, heed=client.heed))
 
 
 def chosen(extents: Sequence[Extent], rows: Iterable[pa.RecordBatch]) -> Iterator[Extent]:
@@ -97,7 +96,7 @@ def chosen(extents: Sequence[Extent], rows: Iterable[pa.RecordBatch]) -> Iterato
 
 
 def project_extent(
-    work: BatchWork, client: RateClient | None, records: Iterable[SourceBatch]
+    work: BatchWork, client: TaskClient | None, records: Iterable[SourceBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Records of one share to rows of the shuffle; its summary comes last, all acknowledged.
 
@@ -261,11 +260,16 @@ class _SecondStage:
 
 
 def read_and_find_versions(
-    work: BatchWork, wanted: bytes, topic: str, extents: Sequence[Extent], rows: Iterable[pa.RecordBatch]
+    work: BatchWork,
+    client: TaskClient,
+    wanted: bytes,
+    topic: str,
+    extents: Sequence[Extent],
+    rows: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """The versions in one share, read again, of documents with the given hashes (u64[n], ascending)."""
     for extent in chosen(extents, rows):
-        yield from find_versions(wanted, read_extent(work.settings, topic, extent))
+        yield from find_versions(wanted, read_extent(work.settings, topic, extent, heed=client.heed))
 
 
 def find_versions(wanted: bytes, records: Iterable[SourceBatch]) -> Iterator[pa.RecordBatch]:
@@ -301,33 +305,19 @@ def read_summary(body: bytes) -> core.Summary:
 # --- in the driver ------------------------------------------------------------------------------------------
 
 
-def settled(work: BatchWork, rows: DataFrame, first: Any, shares: int) -> core.SettledBatch:
-    """The one Spark action of a micro-batch: both stages over `rows`, and what they came to.
+def batch_shuffle(work: BatchWork, first: Task) -> Shuffle:
+    """Both stages of a micro-batch.
 
     Args:
-        first: makes rows of the shuffle of a task's.
-        shares: how many tasks of the first stage there are.
+        first: tasks that give rows of the shuffle.
     """
-    second: Any = functools.partial(deliver_targets, work)
-    found = two_stages(rows, first, ROW, len(work.routes), ROW_ORDER, second)
-    return core.settle(len(work.targets), shares, [read_summary(bytes(row["body"])) for row in found])
+    return Shuffle(first, functools.partial(deliver_targets, work), ROW, len(work.routes), ROW_ORDER)
 
 
-def two_stages(
-    rows: DataFrame, first: Any, row: str, routes: int, order: Sequence[str], second: Any
-) -> list[Row]:
-    """Run a shuffle: the rows that `second` makes of what `first` makes of `rows`.
+def settled(work: BatchWork, rows: Rows, shares: int) -> core.SettledBatch:
+    """What both stages came to, by the rows that came back.
 
     Args:
-        first, second: of batches to batches of rows `row`, whose column `route` says which task of the second
-            stage gets them (`streaming.core.micro_batches.exact_routes`).
-        routes: how many tasks that are.
-        order: columns by which each gets its rows sorted.
+        shares: how many tasks of the first stage there were.
     """
-    return (
-        rows.mapInArrow(first, row)
-        .repartition(routes, "route")
-        .sortWithinPartitions(*order)
-        .mapInArrow(second, row)
-        .collect()
-    )
+    return core.settle(len(work.targets), shares, [read_summary(bytes(row["body"])) for row in rows])

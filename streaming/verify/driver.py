@@ -32,7 +32,7 @@ from streaming.slices.pins import Pin
 from streaming.verify import report
 from streaming.verify.documents import VerificationContext, VerificationResult
 from streaming.verify.slices import SliceClient
-from streaming.verify.source import DriverReader, KafkaSource, SourceReader, SparkReader
+from streaming.verify.source import KafkaSource, SourceReader
 from streaming.verify.verification import Verification
 
 STOP_S: Final = 0.1
@@ -159,16 +159,18 @@ class VerifyDriver(Driver):
 
     def _reader(self, documents: int) -> SourceReader:
         self._total = documents
-        if documents <= self._settings.verify.local_documents:
-            return DriverReader(self._settings, self._stop, self._rate_limit)
-        return SparkReader(self._settings, self._spark or self._start_spark(), self._rate_limit)
+        own = self._settings.verify
+        engine = self.start_local() if documents <= own.local_documents else self._spark_engine()
+        return SourceReader(self._settings, engine, self._rate_limit)
 
-    def _start_spark(self) -> SparkEngine:
+    def _spark_engine(self) -> SparkEngine:
         """One session for all readings of the job."""
-        engine = self.start_spark(app="keytide-verify", connector=False)  # tasks read Kafka themselves
-        engine.shuffle(2 * max(2, engine.parallelism))
-        engine.warm_up()
-        return engine
+        if not isinstance(self.engine, SparkEngine):
+            engine = self.start_spark(app="keytide-verify", connector=False)  # tasks read Kafka themselves
+            engine.shuffle(2 * max(2, engine.parallelism))
+            engine.warm_up()
+            return engine
+        return self.engine
 
     def _write(self, indexes: Sequence[IndexRecord], outcome: VerificationResult, began: int) -> None:
         found = report.summary(self._job, indexes, outcome, began, now_ms())

@@ -1,4 +1,4 @@
-"""Reading the source for verification: by Spark, or by the driver alone when that is sooner done.
+"""Reading the source for verification: by tasks of Spark, or of the driver alone when that is sooner done.
 
 Theory of operation
 ===================
@@ -7,9 +7,10 @@ ends are the snapshot's timestamp (or, for a second look, the end of the log), s
 index was made of. Offsets that retention removes meanwhile are left out: whoever judges looks at the first
 offsets once more afterwards.
 
-Spark's tasks get *extents*, parts of partitions, and read them as those of builds do
+Tasks get *extents*, parts of partitions, and read them as those of builds do
 (`streaming.stages.source_reader`). Starting Spark takes some seconds; a source with few records is read,
-projected and summed up by the driver itself within that time, by the very same functions.
+projected and summed up by the driver itself within that time, by the very same functions
+(`streaming.drivers.stages`).
 
 A job has one Spark session at most, for all its readings. Whatever is waited for, the rate limit of the build
 that waits for the job is followed, and a driver that is asked to end is heard.
@@ -18,14 +19,10 @@ that waits for the job is followed, and a driver that is asked to end is heard.
 from __future__ import annotations
 
 import functools
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
-
-import pyarrow as pa
+from typing import Final
 
 from keytide.catalog.catalog import Catalog
 from keytide.errors import RetryableError
@@ -33,17 +30,11 @@ from keytide.kafka.admin import describe_topics, list_offsets, topic_config
 from keytide.kafka.clients import AdminClient
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import SecuritySettings, Settings
-from projector.core.projection import SourceBatch
-from streaming.core.rate import TokenBucket
-from streaming.drivers.engine import POLL_S, TASKS_PER_CORE, SparkEngine
-from streaming.drivers.failures import BuildImpossibleError, StoppedError
+from streaming.drivers.engine import TASKS_PER_CORE, Engine
+from streaming.drivers.failures import BuildImpossibleError
+from streaming.drivers.stages import Rows, Shuffle
 from streaming.spark.checkpoint import Extent
-from streaming.stages.source_reader import read_extent
-from streaming.stages.tasks import two_stages
 from streaming.verify import tasks
-
-if TYPE_CHECKING:
-    from pyspark.sql import Row
 
 LEAST_EXTENT: Final = 50_000
 """Offsets: with fewer, starting a reader takes longer than reading."""
@@ -136,14 +127,14 @@ class KafkaSource:
             raise RetryableError(f"partitions {short} of {self._keyspace} end below the snapshot")
 
 
-class SparkReader:
-    """Reads and projects a source by Spark's tasks, within the rate limit; one engine may have several.
+class SourceReader:
+    """Reads and projects a source by tasks, within the rate limit; one engine may have several.
 
     Args:
         rate: documents per second that may be read now, 0 for no limit; asked all the time.
     """
 
-    def __init__(self, settings: Settings, engine: SparkEngine, rate: Callable[[], int]) -> None:
+    def __init__(self, settings: Settings, engine: Engine, rate: Callable[[], int]) -> None:
         self._settings = settings.model_copy(update={"security": SecuritySettings()})
         self._engine = engine
         self._rate = rate
@@ -155,20 +146,18 @@ class SparkReader:
         """Records read so far, by all readings."""
         return self._before + self._engine.gate.documents
 
-    def _run(self, action: Callable[[], list[Row]]) -> list[Row]:
-        return self._engine.run(action, lambda: self._engine.gate.limit(self._rate()))
+    def _run(self, action: Callable[[], Rows]) -> Rows:
+        return self._engine.run(lambda: list(action()), lambda: self._engine.gate.limit(self._rate()))
 
     def sums(self, reading: SourceRanges, work: tasks.VerifyWork) -> Iterator[tuple[int, tasks.Counted]]:
         """The digests of each range of documents that has any."""
         if not reading.ranges:
             return
         source_tasks = self._begin(reading)
-        gathered: Any = functools.partial(tasks.read_and_gather, work, source_tasks)
-        summed: Any = functools.partial(tasks.sum_up, work)
-        numbers = self._engine.numbers(len(source_tasks.extents))
-        rows = self._run(
-            lambda: two_stages(numbers, gathered, tasks.ROW, len(work.routes), ("place",), summed)
-        )
+        gathered = functools.partial(tasks.read_and_gather, work, source_tasks)
+        summed = functools.partial(tasks.sum_up, work)
+        shuffle = Shuffle(gathered, summed, tasks.ROW, len(work.routes), ("place",))
+        rows = self._run(lambda: self._engine.stages.shuffle(len(source_tasks.extents), shuffle))
         for row in rows:
             yield row["place"], tasks.decode_counted(bytes(row["body"]))
 
@@ -177,9 +166,8 @@ class SparkReader:
         if not reading.ranges:
             return []
         source_tasks = self._begin(reading)
-        found: Any = functools.partial(tasks.read_and_find, work, source_tasks)
-        numbers = self._engine.numbers(len(source_tasks.extents))
-        rows = self._run(lambda: numbers.mapInArrow(found, tasks.ROW).collect())
+        found = functools.partial(tasks.read_and_find, work, source_tasks)
+        rows = self._run(lambda: self._engine.stages.run(len(source_tasks.extents), found, tasks.ROW))
         return [tasks.decode_found(bytes(row["body"])) for row in rows]
 
     def _begin(self, reading: SourceRanges) -> tasks.SourceTasks:
@@ -188,75 +176,4 @@ class SparkReader:
         self._before += gate.documents
         extents = reading.extents(TASKS_PER_CORE * self._engine.parallelism)
         gate.begin(reading.documents, len(extents))
-        return tasks.SourceTasks(self._settings, reading.topic, extents, gate.client)
-
-
-class DriverReader:
-    """The same by the driver itself, one partition after the other.
-
-    Args:
-        stop: set to end a reading.
-        rate: as of `SparkReader`.
-    """
-
-    def __init__(self, settings: Settings, stop: threading.Event, rate: Callable[[], int]) -> None:
-        self._settings = settings
-        self._stop = stop
-        self._rate = rate
-        self._bucket = TokenBucket(time.monotonic())
-        self._read = 0
-        self.partitions = 1
-
-    def documents(self) -> int:
-        """Records read so far, by all readings."""
-        return self._read
-
-    def sums(self, reading: SourceRanges, work: tasks.VerifyWork) -> Iterator[tuple[int, tasks.Counted]]:
-        """The digests of each range of documents that has any."""
-        shuffled: dict[int, list[pa.RecordBatch]] = {}
-        for partition in reading.ranges:
-            for row in tasks.gather(work, self._records(reading, partition)):
-                shuffled.setdefault(row.column("place")[0].as_py(), []).append(row)
-        for place in sorted(shuffled):
-            for row in tasks.sum_up(work, shuffled.pop(place)):
-                yield place, tasks.decode_counted(row.column("body")[0].as_py())
-
-    def find(self, reading: SourceRanges, work: tasks.VerifyWork) -> list[tasks.DocumentVersions]:
-        """The versions of chosen documents."""
-        return [
-            tasks.decode_found(row.column("body")[0].as_py())
-            for partition in reading.ranges
-            for row in tasks.find(work, self._records(reading, partition))
-        ]
-
-    def _records(self, reading: SourceRanges, partition: int) -> Iterator[SourceBatch]:
-        """The records of one partition, as fast as they may be read.
-
-        Raises:
-            RetryableError: Kafka does not answer.
-            StoppedError: the driver is asked to end.
-        """
-        extent = Extent(partition, *reading.ranges[partition])
-        for batch in read_extent(self._settings, reading.topic, extent, whole=False, heed=self._heed):
-            self._pass(len(batch.offsets))
-            yield batch
-
-    def _pass(self, documents: int) -> None:
-        """Return when the rate limit has let so many through."""
-        while True:
-            self._heed()
-            now = time.monotonic()
-            self._bucket.limit(self._rate(), now)
-            granted = self._bucket.take(documents, now)
-            self._read += granted
-            documents -= granted
-            if not documents:
-                return
-            self._stop.wait(POLL_S)
-
-    def _heed(self) -> None:
-        if self._stop.is_set():
-            raise StoppedError
-
-
-SourceReader = SparkReader | DriverReader
+        return tasks.SourceTasks(self._settings, reading.topic, extents, self._engine.client)

@@ -31,7 +31,7 @@ from keytide.wire import digests
 from keytide.wire.columns import hashes_of
 from projector.core.projection import SourceBatch
 from streaming.core.runs import numbers
-from streaming.drivers.rate_gate import RateClient
+from streaming.drivers.rate_gate import TaskClient
 from streaming.spark.checkpoint import Extent
 from streaming.stages.source_reader import read_extent
 from streaming.stages.tasks import amount, chosen
@@ -84,12 +84,12 @@ class SourceTasks:
     settings: Settings = field(repr=False)
     topic: str
     extents: Sequence[Extent]
-    client: RateClient
+    client: TaskClient
 
     def read(self, rows: Iterable[pa.RecordBatch]) -> Iterator[SourceBatch]:
         """What is left of the extents whose numbers are in the first column of `rows`."""
         for extent in chosen(self.extents, rows):
-            for batch in read_extent(self.settings, self.topic, extent, whole=False):
+            for batch in read_extent(self.settings, self.topic, extent, whole=False, heed=self.client.heed):
                 self.client.read(*amount(batch))
                 yield batch
             # A compacted source has fewer records than offsets: only this says that all is read.

@@ -1,4 +1,5 @@
-"""The Spark driver on a real broker: what its queues hold is exactly the projection of the source.
+"""The driver of a build on a real broker, with Spark and without: what its queues hold is exactly the
+projection of the source.
 
 The test plays coordinator (it writes the metadata) and slice: `read_slices` rebuilds every slice from its
 backfill queue by the rules (R21, R22) in plain Python, and `Source` says, from its own list of what was
@@ -384,6 +385,12 @@ def changes(seed: int, count: int) -> list[tuple[int, bytes, bytes | None]]:
     return records
 
 
+@pytest.fixture(params=["spark", "local"])
+def engine(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Settings that have it read the source."""
+    return {"KEYTIDE_BUILD__LOCAL_DOCUMENTS": "0" if request.param == "spark" else "100000"}
+
+
 @pytest.fixture
 def source(kafka: EmbeddedKafka, topic: Callable[..., str]) -> Source:
     return Source(kafka.bootstrap, topic(3, "source"))
@@ -421,7 +428,9 @@ def compare(build: Build, *, batches: int) -> Timestamp:
     return end
 
 
-def test_kills_and_restarts_change_nothing(kafka: EmbeddedKafka, source: Source, tmp_path: Path) -> None:
+def test_kills_and_restarts_change_nothing(
+    kafka: EmbeddedKafka, source: Source, tmp_path: Path, engine: dict[str, str]
+) -> None:
     """Micro-batches with updates, deletes, transactions and bad documents; kill -9 in the middle of one,
     SIGTERM in the middle of another, writes going on: the queues hold exactly the source's projection."""
     source.write(changes(1, 2_000))
@@ -431,7 +440,8 @@ def test_kills_and_restarts_change_nothing(kafka: EmbeddedKafka, source: Source,
         kafka,
         source,
         tmp_path,
-        {
+        engine
+        | {
             "KEYTIDE_BUILD__BATCH_DOCUMENTS": "900",
             "KEYTIDE_BUILD__CHUNK_BYTES": "4000",
             "KEYTIDE_TOPICS__PART_BYTES": "3000",
@@ -467,6 +477,7 @@ def test_kills_and_restarts_change_nothing(kafka: EmbeddedKafka, source: Source,
     slices = build.read_slices("by_a-1")
     assert len(set().union(*(s.runs for s in slices))) >= 2, "more than one driver worked on it"
     final = build.reports()[-1]
+    assert final.engine == ("spark" if engine["KEYTIDE_BUILD__LOCAL_DOCUMENTS"] == "0" else "local")
     assert (final.state, final.batches, final.timestamp.offsets()) == (
         "PASSED",
         slices[0].batch + 1,
@@ -483,11 +494,15 @@ def test_kills_and_restarts_change_nothing(kafka: EmbeddedKafka, source: Source,
     assert build.reports()[-1].batches == final.batches
 
 
-def test_one_slice_is_rebuilt_alone(kafka: EmbeddedKafka, source: Source, tmp_path: Path) -> None:
+def test_one_slice_is_rebuilt_alone(
+    kafka: EmbeddedKafka, source: Source, tmp_path: Path, engine: dict[str, str]
+) -> None:
     """The queues of the build's slices hold what the source projects to for them, those of the others are
     empty, also of an index that has none; then the keyspace is rolled back and the driver ends by itself."""
     source.write(changes(1, 2_000))
-    build = Build(kafka, source, tmp_path, {"KEYTIDE_BUILD__BATCH_DOCUMENTS": "900"}, {"by_a-1": [1]})
+    build = Build(
+        kafka, source, tmp_path, engine | {"KEYTIDE_BUILD__BATCH_DOCUMENTS": "900"}, {"by_a-1": [1]}
+    )
     with build.driver() as process:
         build.wait_until(process, lambda: build.batches_done() > 2)
         assert process.poll() is None, "nothing is activated"
@@ -531,14 +546,16 @@ def test_nothing_to_read(kafka: EmbeddedKafka, source: Source, tmp_path: Path) -
     assert build.reports()[-1].batches == 1
 
 
-def test_mixed_partitions_and_lost_offsets(kafka: EmbeddedKafka, source: Source, tmp_path: Path) -> None:
+def test_mixed_partitions_and_lost_offsets(
+    kafka: EmbeddedKafka, source: Source, tmp_path: Path, engine: dict[str, str]
+) -> None:
     """A document in two partitions: the newest of both counts. Then records are deleted before they are read:
     the driver fails for good and says why."""
     first = changes(1, 600)
     source.write(first)
     source.write([((p + 1) % 3, docid, MOVED) for p, docid, _ in first[:40]])
     source.write(changes(2, 3_000))
-    build = Build(kafka, source, tmp_path, {})
+    build = Build(kafka, source, tmp_path, engine)
     # 150 documents a second: micro-batches of 1,500, and a pause after each to make it ten seconds.
     build.change(msgspec.structs.replace(build.record, rate_limit=150))
     with build.driver() as process:
@@ -559,3 +576,25 @@ def test_mixed_partitions_and_lost_offsets(kafka: EmbeddedKafka, source: Source,
     last = build.reports()[-1]
     assert last.state == "FAILED"
     assert last.error.startswith("offsets-lost")
+
+
+@pytest.mark.parametrize(
+    "grown",
+    [
+        {"KEYTIDE_BUILD__LOCAL_DOCUMENTS": "100"},  # by documents
+        {"KEYTIDE_BUILD__LOCAL_DOCUMENTS": "5000", "KEYTIDE_BUILD__LOCAL_BYTES": "20000"},  # by entries
+    ],
+)
+def test_spark_reads_on_where_a_small_source_has_grown(
+    kafka: EmbeddedKafka, source: Source, tmp_path: Path, grown: dict[str, str]
+) -> None:
+    source.write(changes(1, 60))
+    build = Build(kafka, source, tmp_path, grown)
+    source.write(changes(2, 3_000))
+    build.change(msgspec.structs.replace(build.record, low_watermark=build.record.load_timestamp.offsets()))
+    with build.driver() as process:
+        assert build.wait(process) == 0
+    assert "Spark reads on" in build.log.read_text()
+    reports = build.reports()
+    assert reports[-1].engine == "spark"
+    compare(build, batches=1)

@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.fault, pyt
 
 SETTINGS = {
     "KEYTIDE_BUILD__BATCH_DOCUMENTS": "100000",
+    "KEYTIDE_BUILD__LOCAL_DOCUMENTS": "0",  # by Spark
     "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
     "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
     "KEYTIDE_BUILD__NICE": "0",

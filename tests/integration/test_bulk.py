@@ -48,6 +48,7 @@ def test_10_a_driver_killed_at_90_percent_does_one_micro_batch_again(
         tmp_path,
         {
             "KEYTIDE_BUILD__BATCH_DOCUMENTS": str(per_batch),
+            "KEYTIDE_BUILD__LOCAL_DOCUMENTS": "0",
             "KEYTIDE_SYNC_POINT": f"driver-chunks-sent:once={killed}:{BATCHES}",
         },
     )

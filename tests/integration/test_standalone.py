@@ -31,6 +31,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluste
 @pytest.fixture(scope="module")
 def world(spark: StandaloneCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     settings = {
+        "KEYTIDE_BUILD__LOCAL_DOCUMENTS": "0",
+        "KEYTIDE_VERIFY__LOCAL_DOCUMENTS": "0",
         "KEYTIDE_BUILD__SPARK_MASTER": spark.master,
         "KEYTIDE_BUILD__DRIVER_MEMORY": "512m",
         "KEYTIDE_BUILD__BATCH_DOCUMENTS": "4000",

@@ -27,6 +27,7 @@ from tests.waiting import wait_for
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
 
 SETTINGS = {
+    "KEYTIDE_BUILD__LOCAL_DOCUMENTS": "0",  # by Spark
     "KEYTIDE_BUILD__SPARK_MASTER": "local[1]",
     "KEYTIDE_BUILD__DRIVER_MEMORY": "512m",
     "KEYTIDE_VERIFY__LOCAL_DOCUMENTS": "100000",

@@ -307,7 +307,7 @@ class SimDriver:
     def tell(self) -> None:
         self.world.report(self._status.report(self.name, self._run, self.now, self._attempt))
 
-    async def begin_spark(self, table: bool) -> None:
+    async def begin_reading(self, table: bool) -> None:
         await Turn()
 
     def limit(self, rate: int) -> None:
@@ -344,16 +344,13 @@ class SimDriver:
         self._queried = False
 
     async def _stream(self) -> None:
-        """As Spark runs a query: from where the build is, one plan after the other."""
-        start = self._status.position
-        while True:
-            planned = self._plan_from(start)
-            if planned is None:
-                self._idle = True
-            else:
-                await self._batches.run(planned)
-                start = planned.end
+        """As a query runs: from where the build is, one plan after the other."""
+
+        async def pause(nothing: bool) -> None:
+            self._idle = self._idle or nothing
             await Turn()
+
+        await self._batches.read_on(self._plan_from, pause)
 
     def _plan_from(self, start: Timestamp) -> Range | None:
         """What to read next, None when there is nothing."""

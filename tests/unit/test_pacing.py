@@ -136,7 +136,7 @@ def test_a_new_limit_is_felt_while_the_table_is_read(gate: RateGate, monkeypatch
     engine: Any = SparkEngine.__new__(SparkEngine)
     engine.session, engine.gate = None, gate
     engine._stop, engine._threads = threading.Event(), ThreadPoolExecutor(1)
-    made._engine, made._tasks, made._limit = engine, SimpleNamespace(), gate.limit
+    made.engine, made._tasks, made._limit = engine, SimpleNamespace(), gate.limit
     nothing: Any = SimpleNamespace()
     course = BuildCourse(nothing, 1, nothing, nothing, made, nothing)
     began = time.monotonic()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,6 +31,7 @@ from router.core import hashed, slices_of
 from streaming.core import micro_batches as core
 from streaming.core import runs, versions
 from streaming.core.extent_projection import ExtentProjection, heard_columns
+from streaming.drivers.stages import LocalStages
 from streaming.stages import tasks
 from streaming.stages.work import BatchWork, plan_of, rules_of, targets_by_index
 from tests.source_records import source_batch
@@ -109,6 +111,25 @@ def shares(records: list[Record]) -> list[list[Record]]:
 def batches_of(records: list[Record], size: int) -> Iterator[SourceBatch]:
     for start in range(0, len(records), size):
         yield batch_of(records[start : start + size])
+
+
+@pytest.fixture(params=["spark", "local"], autouse=True)
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether rows go to tasks as Spark sends them, or by the product's own shuffle."""
+    if request.param == "local":
+        monkeypatch.setattr(sys.modules[__name__], "micro_batch", local_micro_batch)
+
+
+def local_micro_batch(todo: BatchWork, records: list[Record], size: int = 7) -> core.SettledBatch:
+    some = shares(records)
+
+    def project(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in rows:
+            for number in batch.column(0).to_pylist():
+                yield from tasks.project_extent(todo, None, batches_of(some[number], size))
+
+    found = LocalStages(lambda: None).shuffle(len(some), tasks.batch_shuffle(todo, project))
+    return tasks.settled(todo, found, len(some))
 
 
 def micro_batch(todo: BatchWork, records: list[Record], size: int = 7) -> core.SettledBatch:

@@ -3,6 +3,7 @@ asked to end: what is held on slices is given back before Spark ends."""
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,13 +25,13 @@ from keytide.settings.settings import Settings, load_settings
 from projector.core.projection import SourceBatch
 from streaming.core import micro_batches as core
 from streaming.drivers import lifecycle, rate_gate
-from streaming.drivers.engine import SparkEngine
+from streaming.drivers.engine import LocalEngine, SparkEngine
 from streaming.drivers.failures import StoppedError
 from streaming.slices.pins import Pin
 from streaming.spark.checkpoint import Extent
-from streaming.verify import driver, source, tasks
+from streaming.verify import driver, tasks
 from streaming.verify.core.newest import IndexPlan, decode
-from streaming.verify.source import LEAST_EXTENT, MOST_EXTENT, DriverReader, SourceRanges, SparkReader
+from streaming.verify.source import LEAST_EXTENT, MOST_EXTENT, SourceRanges, SourceReader
 from streaming.verify.tasks import SourceTasks, VerifyWork, decode_found
 from tests.unit.scan_world import World
 from tests.unit.test_pacing import hang_up
@@ -97,7 +98,6 @@ class Log:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     made = Log()
-    monkeypatch.setattr(source, "read_extent", made)
     monkeypatch.setattr(tasks, "read_extent", made)
     return made
 
@@ -145,6 +145,8 @@ class Told:
     def finished(self) -> None:
         self.shares += 1
 
+    def heed(self) -> None: ...
+
 
 def test_tasks_read_their_extents_themselves_and_say_so(log: Log) -> None:
     client: Any = Told()
@@ -185,7 +187,7 @@ def test_a_share_is_finished_though_it_has_fewer_records_than_offsets(
 
 
 def test_the_driver_reads_alone_what_the_tasks_would(log: Log) -> None:
-    reader = DriverReader(load_settings(), threading.Event(), no_limit)
+    reader = SourceReader(load_settings(), LocalEngine(threading.Event()), no_limit)
     reading = SourceRanges(TOPIC, {0: (0, 250), 1: (100, 300)})
     counted = dict(reader.sums(reading, work()))
     assert sum(one.documents for one in counted.values()) == reader.documents() == 450
@@ -199,7 +201,7 @@ def test_the_driver_reads_alone_what_the_tasks_would(log: Log) -> None:
 
 def test_the_driver_alone_keeps_the_limit_and_feels_a_new_one(log: Log) -> None:
     limit = 200
-    reader = DriverReader(load_settings(), threading.Event(), lambda: limit)
+    reader = SourceReader(load_settings(), LocalEngine(threading.Event()), lambda: limit)
     reading = threading.Thread(
         target=lambda: list(reader.sums(SourceRanges(TOPIC, {0: (0, 100_000)}), work())), daemon=True
     )
@@ -353,7 +355,7 @@ def test_what_an_action_brings_or_raises_is_the_callers(session: FakeSpark, tmp_
 def test_tasks_of_spark_keep_the_limit_and_feel_a_new_one(session: FakeSpark, tmp_path: Path) -> None:
     limit = 200
     engine = SparkEngine(load_settings(), tmp_path / "scratch", threading.Event())
-    reader = SparkReader(load_settings(), engine, lambda: limit)
+    reader = SourceReader(load_settings(), engine, lambda: limit)
     seen: list[int] = []
 
     def read(client: Any) -> list[Any]:
@@ -370,10 +372,10 @@ def test_tasks_of_spark_keep_the_limit_and_feel_a_new_one(session: FakeSpark, tm
             shares = reader._begin(SourceRanges(TOPIC, {0: (0, 40_000)}))
             if not number:
                 later(1.0, faster)
-            reader._run(lambda shares=shares: read(shares.client))  # type: ignore[misc]
+            reader._run(functools.partial(read, shares.client))
         assert 0 < seen[0] <= 1_000
         assert reader.documents() == 80_000, "of all readings"
-        assert SparkReader(load_settings(), engine, no_limit).documents() == 0
+        assert SourceReader(load_settings(), engine, no_limit).documents() == 0
     finally:
         engine.close()
 

@@ -1,4 +1,4 @@
-"""What a build's micro-batches ask of Spark and of Kafka's queues (`streaming.backfill.batches.BatchTasks`).
+"""What a build's micro-batches ask of tasks and of Kafka's queues (`streaming.backfill.batches.BatchTasks`).
 Everything here blocks."""
 
 from __future__ import annotations
@@ -22,13 +22,21 @@ from streaming.backfill.seed import SeedReader
 from streaming.backfill.table_origin import run_table
 from streaming.core import micro_batches as core
 from streaming.core.versions import Offsets, Version, losers_of
-from streaming.drivers.rate_gate import RateClient, RateGate
-from streaming.spark.checkpoint import Extent, Range
-from streaming.stages.tasks import VERSION_ROW, read_and_find_versions, read_and_project, settled
+from streaming.drivers.engine import Engine
+from streaming.drivers.rate_gate import TaskClient
+from streaming.drivers.stages import Stages
+from streaming.spark.checkpoint import Range
+from streaming.stages.tasks import (
+    VERSION_ROW,
+    batch_shuffle,
+    read_and_find_versions,
+    read_and_project,
+    settled,
+)
 from streaming.stages.work import BatchWork, DeliveryError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
 
@@ -37,39 +45,39 @@ UNCOUNTED = 1 << 62
 """Documents of a table, at most."""
 
 
-class SparkTasks:
-    """Runs one driver's micro-batches on Spark.
+class BackfillTasks:
+    """Runs one driver's micro-batches.
 
     Attributes:
-        session: of the query, or whoever asks.
+        stages: runs the tasks.
         table: as `streaming.backfill.table_origin.read_table` gives it.
         seed: reads the layout that the build begins with.
     """
 
-    session: SparkSession
+    stages: Stages
     table: DataFrame
     seed: SeedReader
 
     def __init__(self, settings: Settings, plan: BuildPlan) -> None:
         self._settings = settings
         self._plan = plan
-        self._gate: RateGate | None = None
+        self._engine: Engine | None = None
         self._routes: tuple[int, ...] = ()
         self._producer = producer(settings)
 
-    def prepare(self, partitions: int, gate: RateGate) -> None:
-        """Set how many partitions the shuffle has, and what tasks say to whom what they read."""
-        self._routes = tuple(core.exact_routes(partitions))
-        self._gate = gate
+    def prepare(self, engine: Engine) -> None:
+        """Set what runs the tasks."""
+        self._routes = tuple(core.exact_routes(engine.partitions))
+        self._engine, self.stages = engine, engine.stages
 
     async def read(self, batch: int, covered: Range, losers: Mapping[int, Offsets]) -> core.SettledBatch:
-        """The one Spark action of a micro-batch. The tasks read the source themselves
+        """Both stages of a micro-batch. The tasks read the source themselves
         (`streaming.stages.source_reader`)."""
         work = dataclasses.replace(self._work(batch), losers=losers)
         extents = covered.extents
         client = self._client(covered.start.documents_to(covered.end), len(extents))
-        project: Any = functools.partial(read_and_project, work, client, self._plan.keyspace, extents)
-        return settled(work, self._a_task_each(extents), project, len(extents))
+        project = functools.partial(read_and_project, work, client, self._plan.keyspace, extents)
+        return settled(work, self.stages.shuffle(len(extents), batch_shuffle(work, project)), len(extents))
 
     async def losers(self, batch: int, covered: Range, hashes: bytes) -> dict[int, Offsets]:
         """The versions that documents with these hashes have a newer one of, in another partition."""
@@ -80,10 +88,11 @@ class SparkTasks:
             *(self._plan.build, len(wanted), self._plan.keyspace, batch),
         )
         extents = covered.extents
-        find: Any = functools.partial(
-            read_and_find_versions, self._work(batch), wanted.tobytes(), self._plan.keyspace, extents
+        client = self._running.client
+        find = functools.partial(
+            read_and_find_versions, self._work(batch), client, wanted.tobytes(), self._plan.keyspace, extents
         )
-        rows = self._a_task_each(extents).mapInArrow(find, VERSION_ROW).collect()
+        rows = self.stages.run(len(extents), find, VERSION_ROW)
         return losers_of(
             (bytes(row["id"]), Version(row["time"], row["partition"], row["offset"])) for row in rows
         )
@@ -98,8 +107,7 @@ class SparkTasks:
 
     def settle(self, documents: int) -> None:
         """Wait for the rate limit."""
-        if self._gate is not None:
-            self._gate.settle(documents)
+        self._running.gate.settle(documents)
 
     async def send(self, batch: int, ends: Sequence[BatchEnd]) -> None:
         """Send ends, and wait until all are acknowledged.
@@ -139,13 +147,13 @@ class SparkTasks:
             splits={index.id: index.splits for index in self._plan.indexes if index.splits},
         )
 
-    def _client(self, documents: int, extents: int) -> RateClient | None:
-        """What the tasks of the micro-batch that begins say their reading to; how much that is at most."""
-        if self._gate is None:
-            return None
-        self._gate.begin(documents, extents)
-        return self._gate.client
+    @property
+    def _running(self) -> Engine:
+        if self._engine is None:
+            raise RuntimeError("prepare comes first")
+        return self._engine
 
-    def _a_task_each(self, extents: Sequence[Extent]) -> DataFrame:
-        """The numbers of extents, one in each partition."""
-        return self.session.range(0, len(extents), 1, max(1, len(extents)))
+    def _client(self, documents: int, extents: int) -> TaskClient:
+        """What the tasks of the micro-batch that begins say their reading to; how much that is at most."""
+        self._running.gate.begin(documents, extents)
+        return self._running.client
