@@ -74,7 +74,7 @@ from keytide.settings.settings import Settings
 from keytide.wire.messages import BuildProgress
 from streaming.backfill.batches import Batches, BuildPlan, run_through
 from streaming.backfill.course import POLL_S, BuildCourse, take_up, wait_out
-from streaming.backfill.queries import GROWTH, LocalQuery, SparkQuery
+from streaming.backfill.queries import GROWTH, LocalQuery, SourceQuery, SparkQuery
 from streaming.backfill.seed import SeedReader
 from streaming.backfill.table_origin import read_table
 from streaming.backfill.tasks import BackfillTasks
@@ -157,7 +157,7 @@ class BackfillDriver(Driver):
         self._outage = Outage(2 * self._settings.build.kafka_away_s)
         self._start = ""  # names this start, when it has read what the build is
         self._ending = threading.Event()
-        self._query: SparkQuery | LocalQuery | None = None
+        self._query: SourceQuery | None = None
         self._slices: SliceEntries | None = None
         self._limit: Callable[[int], None] = lambda rate: None  # until something reads
 
@@ -293,7 +293,7 @@ class BackfillDriver(Driver):
         self._tasks.prepare(engine)
         return SparkQuery(self._settings, engine, self._plan, self._checkpoint, self._tasks, self._batches)
 
-    def _begin(self, query: SparkQuery | LocalQuery) -> None:
+    def _begin(self, query: SourceQuery) -> None:
         """Have this query read, by the engine that was made for it."""
         engine = self._running
         self._query, self._status.gate, self._limit = query, engine.gate, engine.gate.limit

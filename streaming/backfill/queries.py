@@ -37,7 +37,7 @@ GROWTH: Final = 8
 """A source that has grown to so many times what is read without Spark is left to Spark."""
 
 
-class Query(Protocol):
+class SourceQuery(Protocol):
     """Reads on until it is stopped, or something fails."""
 
     def start(self, position: Timestamp) -> None:
@@ -54,7 +54,7 @@ class Query(Protocol):
 
 
 class SparkQuery:
-    """A Structured Streaming query (`Query`). Its checkpoint only says what it plans."""
+    """A Structured Streaming query (`SourceQuery`). Its checkpoint only says what it plans."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class SparkQuery:
 
 
 class LocalQuery:
-    """A thread that reads on without Spark (`Query`).
+    """A thread that reads on without Spark (`SourceQuery`).
 
     Args:
         ends: where the source ends now, by partition, for a reader of committed records.
