@@ -27,6 +27,8 @@ from keytide.http.bearer import bearer
 from keytide.http.tls import trusted
 
 ResultT = TypeVar("ResultT")
+_LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=60.0)
+"""Unused connections are kept for less long than servers keep them (`http.idle_timeout_s`)."""
 _BROKEN = (httpx.HTTPError, httpx.StreamError)
 
 
@@ -51,7 +53,9 @@ class Shell:
     ) -> None:
         self.core = core
         self._answer_s = answer_s
-        self._http = httpx.Client(headers=bearer(token), transport=transport, verify=trusted(tls_authority))
+        self._http = httpx.Client(
+            headers=bearer(token), transport=transport, verify=trusted(tls_authority), limits=_LIMITS
+        )
         self._sleep = sleep
 
     def run(self, flow: Flow[ResultT]) -> ResultT:
@@ -122,7 +126,7 @@ class AsyncShell:
         self.core = core
         self._answer_s = answer_s
         self._http = httpx.AsyncClient(
-            headers=bearer(token), transport=transport, verify=trusted(tls_authority)
+            headers=bearer(token), transport=transport, verify=trusted(tls_authority), limits=_LIMITS
         )
         self._sleep = sleep
 

@@ -12,8 +12,8 @@ from keytide.http.node_protocol import NoAnswerError, RefusedError, headers_of
 from keytide.http.tls import trusted
 from keytide.process.clock import wall_ms
 
-IDLE_S: Final = 4.0
-"""How long an unused connection is kept: less than the 5 s after which uvicorn would close it."""
+IDLE_S: Final = 60.0
+"""How long an unused connection is kept: less than `http.idle_timeout_s`, after which a server closes it."""
 
 CONNECTIONS: Final = 128
 """To one node at once; who comes later waits for one of them. There is no limit over all nodes: those that

@@ -6,11 +6,12 @@ uvicorn waits for the rest of a request for ever. `PatientProtocol` notes since 
 server something: the head of a request (from its first byte; on a new connection, from the beginning) or the
 body (from the end of the head; also of a request that was refused, whose body is thrown away). Once a second
 the server closes those that owe it for longer than the settings allow. Noting costs less than a timer for
-each request would. Between requests uvicorn's own timer (5 s) closes a connection; while a request is being
+each request would. Between requests uvicorn's own timer closes a connection; while a request is being
 answered nothing here does.
 
 When there are as many connections as may be, a new one takes the place of the one that has owed something for
-longest; when none does, the new one is closed. So half-open connections never keep out those that ask.
+longest, or else of the one that was asked nothing for longest; when all are being answered, the new one is
+closed. So neither half-open connections nor those that are kept for later ever keep out those that ask.
 
 The parser under uvicorn joins the pieces of a header (a trailer of a chunked body, too) as they come, each
 time all of them: one long header would take the event loop from everybody. So what is no body is counted, and
@@ -22,8 +23,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import ssl
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any, Final
 
 import uvicorn
@@ -69,9 +72,12 @@ class PatientProtocol(HttpToolsProtocol):
     Attributes:
         owed_since: time of the event loop; None when nothing is owed.
         owes_body: it is the body of a request, and not its head.
+        idle_since: time of the event loop when its last answer was over; None when it is asked something, or
+            owes it.
     """
 
     owed_since: float | None = None
+    idle_since: float | None = None
     owes_body = False
     _limits: HttpSettings | None = None
     _framing = 0
@@ -114,6 +120,11 @@ class PatientProtocol(HttpToolsProtocol):
         self._framing = self._body = 0
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.timeout_keep_alive_task is not None:
+            self.idle_since = self.loop.time()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.owed_since = None
         super().connection_lost(exc)
@@ -123,7 +134,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def _owe(self) -> None:
         self.owed_since = self.loop.time()
-        self.owes_body = False
+        self.idle_since, self.owes_body = None, False
 
     def _idle(self) -> bool:
         """Whether no answer is on its way."""
@@ -152,9 +163,12 @@ class PatientProtocol(HttpToolsProtocol):
 
 
 def _make_room(new: PatientProtocol) -> None:
-    """Close the connection that has owed something for longest; the new one itself when there is no other."""
-    others = [one for one in _patient(new.connections) if one is not new]
-    oldest = min(others, key=lambda one: one.owed_since or 0.0, default=new)
+    """Close the connection that has owed something for longest, or been idle; the new one itself when there
+    is no such."""
+    others = [one for one in new.connections if isinstance(one, PatientProtocol) and one is not new]
+    owing = [(one.owed_since, one) for one in others if one.owed_since is not None]
+    idle = [(one.idle_since, one) for one in others if one.idle_since is not None]
+    _, oldest = min(owing or idle, key=itemgetter(0), default=(0.0, new))
     oldest.give_up()
 
 
@@ -224,6 +238,7 @@ def server_of(
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=2,
+        timeout_keep_alive=math.ceil(http.idle_timeout_s),
         ssl_certfile=security.tls_certificate or None,
         ssl_keyfile=security.tls_key or None,
         **others,

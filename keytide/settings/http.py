@@ -40,11 +40,17 @@ class HttpSettings(Section):
     body_timeout_s: float = Field(
         30.0, gt=0, description="how long a request's body may take, refused ones too: they are thrown away"
     )
+    idle_timeout_s: float = Field(
+        75.0,
+        gt=0,
+        description="how long a connection is kept between two requests: a reader that asks now and then "
+        "need not connect anew",
+    )
     max_connections: int = Field(
         2_000,
         ge=1,
         description="open connections of one server; beyond it the one goes that has waited longest for its "
-        "request, or the new one: each takes a file handle and some kilobytes",
+        "request or, when all have come, for another one: each takes a file handle and some kilobytes",
     )
 
 

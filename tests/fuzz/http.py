@@ -80,7 +80,7 @@ class HttpFuzz:
         self.answers: Counter[str] = Counter()
         self._seed = seed
         self._random = random.Random(seed)
-        limits = {"head_timeout_s": 0.5, "body_timeout_s": 0.5}
+        limits = {"head_timeout_s": 0.5, "body_timeout_s": 0.5, "idle_timeout_s": 2.0}
         settings = load_settings(security={"tokens": {"t" * 40: ["read"]}}, http=limits)
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self._port: int = self._listener.getsockname()[1]

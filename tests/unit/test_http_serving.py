@@ -179,6 +179,33 @@ def test_a_full_server_lets_those_go_that_owe_it_a_request(owing: bool) -> None:
             one.close()
 
 
+def test_a_full_server_lets_the_one_go_that_was_asked_nothing_for_longest() -> None:
+    """Connections are kept for long between two requests: not those that others need."""
+    with serving(App(), max_connections=5, idle_timeout_s=600.0) as port:
+        held = [http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S) for _ in range(5)]
+        for one in [*held, held[0]]:
+            one.request("GET", "/")
+            assert one.getresponse().read() is not None
+        assert ask(port) == 200
+        gone, _, _ = select.select([one.sock for one in held], [], [], LIMIT_S)
+        assert gone == [held[1].sock]
+        held[0].request("GET", "/")
+        assert held[0].getresponse().status == 200
+        for one in held:
+            one.close()
+
+
+def test_a_connection_is_kept_between_two_requests_for_as_long_as_is_said() -> None:
+    with serving(App(), idle_timeout_s=1.0) as port:
+        one = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+        one.request("GET", "/")
+        one.getresponse().read()
+        began = time.monotonic()
+        assert select.select([one.sock], [], [], LIMIT_S)[0]
+        assert time.monotonic() - began > 0.9
+        one.close()
+
+
 def _refused(port: int) -> bool:
     try:
         ask(port)
