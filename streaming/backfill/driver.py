@@ -284,8 +284,9 @@ class BackfillDriver(Driver):
             self._begin(self._spark_query(table))
             return
         log.info("build %s: %d documents are to be read: without Spark", self._id, left)
-        self._tasks.prepare(self.start_local(self._settings.build.local_bytes))
-        self._begin(LocalQuery(self._plan, self._batches, self._source.ends, GROWTH * most))
+        engine = self.start_local(self._settings.build.local_bytes)
+        self._tasks.prepare(engine)
+        self._begin(LocalQuery(engine, self._plan, self._batches, self._source.ends, GROWTH * most))
 
     def _spark_query(self, table: bool) -> SparkQuery:
         engine = self.start_spark(rows=table)

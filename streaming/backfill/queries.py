@@ -19,7 +19,7 @@ from keytide.settings.settings import Settings
 from streaming.backfill.batches import Batches, BuildPlan, run_through
 from streaming.backfill.table_origin import starting_offsets
 from streaming.backfill.tasks import BackfillTasks
-from streaming.drivers.engine import SparkEngine
+from streaming.drivers.engine import LocalEngine, SparkEngine
 from streaming.drivers.failures import BuildImpossibleError
 from streaming.drivers.stages import OutOfRoomError, SparkStages
 from streaming.spark import session as spark
@@ -120,8 +120,14 @@ class LocalQuery:
     """
 
     def __init__(
-        self, plan: BuildPlan, batches: Batches, ends: Callable[[], dict[int, int]], most: int
+        self,
+        engine: LocalEngine,
+        plan: BuildPlan,
+        batches: Batches,
+        ends: Callable[[], dict[int, int]],
+        most: int,
     ) -> None:
+        self._engine = engine
         self._plan = plan
         self._batches = batches
         self._ends = ends
@@ -157,6 +163,7 @@ class LocalQuery:
 
     def stop(self) -> None:
         self._stopping.set()
+        self._engine.close()
         if self._worker is not None:
             self._worker.close(STOP_S)
 

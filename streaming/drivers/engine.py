@@ -72,6 +72,7 @@ class LocalEngine:
 
     def __init__(self, stop: threading.Event, most_bytes: int = 0) -> None:
         self._stop = stop
+        self._closed = False
         self._meanwhile: Callable[[], object] = lambda: None
         self.gate = RateGate()
         self.client: TaskClient = LocalClient(self.gate, self._heed)
@@ -85,11 +86,13 @@ class LocalEngine:
             self._meanwhile = lambda: None
 
     def _heed(self) -> None:
-        if self._stop.is_set():
+        if self._closed or self._stop.is_set():
             raise StoppedError
         self._meanwhile()
 
     def close(self) -> None:
+        """End it: tasks that another thread runs end as if the driver was asked to."""
+        self._closed = True
         self.gate.close()
 
 

@@ -225,6 +225,7 @@ class LocalClient:
     def read(self, documents: int, size: int) -> None:
         """As of `RateClient`."""
         self._gate.hear(documents, size, 0, self.heed)
+        self.heed()  # the gate lets everybody go when it is closed
 
     def finished(self) -> None:
         """As of `RateClient`."""

@@ -105,6 +105,23 @@ def test_a_task_that_waits_for_the_rate_limit_hears_what_goes_on() -> None:
         engine.close()
 
 
+def test_tasks_end_with_their_engine_also_where_they_wait_for_the_rate_limit() -> None:
+    """As when the build is cancelled: nobody asks the driver to end then."""
+    engine = LocalEngine(threading.Event())
+    ended = threading.Event()
+
+    def reads() -> None:
+        with pytest.raises(StoppedError):
+            engine.run(lambda: engine.client.read(10_000, 0))
+        ended.set()
+
+    engine.gate.begin(10_000, 1)
+    engine.gate.limit(1)
+    threading.Thread(target=reads, daemon=True).start()
+    engine.close()
+    assert ended.wait(LIMIT_S)
+
+
 def test_a_plan_covers_what_is_behind_the_place_that_was_reached() -> None:
     start = Timestamp.of({0: 5, 1: 7}, "t")
     assert planned(start, {0: 5, 1: 7}, "t") is None
