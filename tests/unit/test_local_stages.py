@@ -96,7 +96,7 @@ def test_a_task_that_waits_for_the_rate_limit_hears_what_goes_on() -> None:
         engine.gate.begin(10_000, 1)
         engine.gate.limit(10)
         engine.run(lambda: engine.client.read(10_000, 0), meanwhile)
-        assert (len(waits), engine.gate.documents) == (3, 10_000)
+        assert (len(waits), engine.gate.documents) == (4, 10_000)
         engine.gate.begin(10_000, 1)
         engine.gate.limit(10)
         with pytest.raises(StoppedError):
