@@ -167,7 +167,7 @@ _NEAREST: Final = (
 
 _EXACT: Final = (
     "SELECT id FROM (SELECT id, at FROM {kind} "
-    "ORDER BY at <-> ST_Point(%s, %s, 4326)::geography LIMIT 50) AS some "
+    "ORDER BY at <-> ST_Point(%s, %s, 4326)::geography LIMIT 50) AS nearby "
     "ORDER BY ST_Distance(at, ST_Point(%s, %s, 4326)::geography) LIMIT {limit}"
 )
 """What is nearest on the spheroid: `<->` goes by a sphere, and is what is timed."""
