@@ -200,7 +200,7 @@ class ScanService:
         if check is not None:
             judged = await check.judged(agreed.stamp.timestamp, ends_at - monotonic())
             entries = gathered.entries = judged.entries
-            gathered.rows = await _encoded(
+            gathered.rows = await encoded(
                 self.shared, len(entries), lambda: judged.marked(maker.rows(entries))
             )
             validated["validation"] = judged.summary()
@@ -326,7 +326,7 @@ async def page_of(
     try:
         gathered = await gather(target, shared.nodes, after, reverse, limit, offset)
         entries = gathered.entries
-        gathered.rows = await _encoded(shared, len(entries), lambda: rows(entries))
+        gathered.rows = await encoded(shared, len(entries), lambda: rows(entries))
     except UNREADABLE:  # (each slice at the copy that has answered)
         await examine(target, shared.nodes, after, reverse, limit + offset)
         raise
@@ -336,7 +336,7 @@ async def page_of(
     return gathered
 
 
-async def _encoded(shared: Reads, count: int, rows: Callable[[], Any]) -> bytes:
+async def encoded(shared: Reads, count: int, rows: Callable[[], Any]) -> bytes:
     """So many rows as JSON; many of them are made in a thread."""
     if count <= INLINE_ROWS:
         return encode(rows())

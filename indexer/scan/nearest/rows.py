@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 
 from indexer.scan.gather.reads import Reads, WrittenAnswer
 from indexer.scan.gather.scatter import Target
-from indexer.scan.gather.service import first_lease_ms, page_bounds
+from indexer.scan.gather.service import encoded, first_lease_ms, page_bounds
 from indexer.scan.gather.story import explain
 from indexer.scan.nearest.search import Nearest, nearest
 from indexer.scan.peer.messages import TIP
@@ -39,13 +40,17 @@ async def scan_nearest(
     agreed = await shared.read(index, selection, request, seen, gone, work, first_lease_ms(shared))
     seen = shared.seen_too(seen, index, agreed.stamp)
     found = agreed.gathered.entries
-    rows = maker.rows([entry for _, entry in found])
-    for row, (distance, _) in zip(rows, found, strict=True):
-        row["distance"] = float(distance)
-    written = await shared.local.threads.run(encode, rows)
+
+    def rows() -> list[dict[str, Any]]:
+        made = maker.rows([entry for _, entry in found])
+        for row, (distance, _) in zip(made, found, strict=True):
+            row["distance"] = distance
+        return made
+
+    written = await encoded(shared, len(found), rows)
     answer = {"rows": msgspec.Raw(written), **shared.head(agreed.stamp, seen), "page": None}
     if request.explain:
         explained = explain(agreed, index.shape.slices)
         answer["explain"] = {**explained, "searches": agreed.gathered.searches}
     consistency = "tip" if agreed.stamp.number == TIP else "stable"
-    return WrittenAnswer(encode(answer), len(rows), index.name, consistency)
+    return WrittenAnswer(encode(answer), len(found), index.name, consistency)

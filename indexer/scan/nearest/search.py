@@ -28,7 +28,8 @@ from indexer.scan.gather.service import UNREADABLE
 from indexer.scan.gather.story import add_answers
 from indexer.scan.nearest.measuring import DistanceColumn
 from indexer.scan.peer.messages import Entry, OutOfTimeError
-from indexer.scan.plan.radii import MARGIN
+from indexer.scan.plan.radii import sought
+from keytide.catalog.partitioning import Partitioning, slices_of_cells
 from keytide.collation import Span
 from keytide.definition.expression import DistanceTo, Relates
 from keytide.definition.spatial.meaning import query_shape
@@ -88,7 +89,11 @@ async def nearest(
         SnapshotMissingError, RetryableError: as `service.page_of`.
     """
     result = Nearest()
-    search = _Search(target, shared, to, wanted, ties, result, list(target.spans), DistanceColumn(to))
+    record = shared.view.catalog().index(target.index)
+    by_cell = record is not None and record.definition.partitioned_by_cell
+    rule = Partitioning.of(record.definition, record.splits) if record is not None and by_cell else None
+    column, spans = DistanceColumn(to), list(target.spans)
+    search = _Search(target, shared, to, wanted, ties, result, spans, rule, column)
     whole = min(WIDEST if to.place.srid == PLANAR_SRID else FARTHEST, reach)
     low, high, narrowed = 0.0, math.inf, 0  # radii with too few, and with too much to look at
     radius = min(shared.radii.first(target.index, wanted), whole)
@@ -104,12 +109,13 @@ async def nearest(
             if low and high / low < _NARROWEST:
                 narrowed = MOST_NARROWED
             continue
-        if is_last or len(found) >= wanted:
-            shared.radii.note(target.index, radius, len(found))
-            result.entries = found
+        nearest_ones, lie_within = found
+        if is_last or lie_within >= wanted:
+            shared.radii.note(target.index, radius, lie_within)
+            result.entries = nearest_ones
             return result
         low = radius
-        wider = radius * math.sqrt(MARGIN * wanted / len(found)) if found else radius * _GROWTH
+        wider = radius * math.sqrt(sought(wanted) / lie_within) if lie_within else radius * _GROWTH
         radius = min(max(wider, radius * 1.5), radius * _GROWTH**2, whole)
         if radius >= high:
             if every or high / low < _NARROWEST**2:  # what is too much lies around here: it has to be read
@@ -134,6 +140,7 @@ class _Search:
 
     Attributes:
         spans: those of the target.
+        rule: how cells fall to slices, None where they do not.
     """
 
     target: Target
@@ -143,6 +150,7 @@ class _Search:
     ties: bool
     result: Nearest
     spans: list[Span]
+    rule: Partitioning | None
     column: DistanceColumn
 
     def around(self, radius: float) -> list[Span]:
@@ -151,17 +159,26 @@ class _Search:
         with query_shape(circle) as shape:
             return intersected(self.spans, spans_of(shape))
 
-    async def within(self, spans: list[Span], radius: float, *, every: bool) -> list[Measured] | None:
-        """The nearest entries of some spans that lie within a radius, in their order; None when there is too
-        much to look at.
+    def at(self, spans: list[Span]) -> Target:
+        """The target, of those of its slices that can hold entries of some spans."""
+        nodes = self.target.nodes
+        if self.rule is not None:
+            nodes = {one: nodes[one] for one in slices_of_cells(self.rule, spans) if one in nodes}
+        return replace(self.target, spans=spans, nodes=nodes)
+
+    async def within(
+        self, spans: list[Span], radius: float, *, every: bool
+    ) -> tuple[list[Measured], int] | None:
+        """The nearest entries of some spans that lie within a radius, in their order, and how many lie there;
+        None when there is too much to look at.
 
         Args:
             every: however much it is.
         """
-        target, nodes = self.target, self.shared.nodes
+        target, nodes = self.at(spans), self.shared.nodes
         most = max(ROW_LIMIT, 8 * self.wanted)
         kept: list[Measured] = []
-        looked_at = 0
+        looked_at = lie_within = 0
         after, more = b"", bool(target.nodes and spans)
         while more:
             if monotonic() > target.until:
@@ -170,21 +187,23 @@ class _Search:
                     next_step="allow more with timeout_ms, or say how far away they are at most",
                 )
             in_use = target.in_use or bool(after)
-            now = replace(target, spans=spans, timeout_s=target.left_s, in_use=in_use)
+            now = replace(target, timeout_s=target.left_s, in_use=in_use)
             try:
                 page = await gather(now, nodes, after, False, most)
-                kept += await self._measured(page.entries, radius)
+                measured = await self._measured(page.entries, radius)
             except (*UNREADABLE, NotAGeometryError):
                 await examine(now, nodes, after, False, most)
                 raise
             add_answers(self.result, page)
+            kept += measured
+            lie_within += len(measured)
             looked_at += len(page.entries)
             after, more = page.reached, page.more
             if more and looked_at >= most and not every:
                 return None
             if len(kept) > 2 * most:
                 kept = self._cut(kept)
-        return self._cut(kept)
+        return self._cut(kept), lie_within
 
     async def _measured(self, entries: list[Entry], most: float) -> list[Measured]:
         """The entries that are at most so far away."""

@@ -8,12 +8,20 @@ from typing import Final
 FIRST_RADIUS: Final = 1_000.0
 """Metres, or units of a plane, where nothing is known of an index."""
 _REMEMBERED: Final = 1_000
-MARGIN: Final = 2.0
-"""How many times the wanted ones a search is to find."""
+_MARGIN: Final = 2.0
+_MORE: Final = 4
+"""A search is to find so many times the wanted ones, and so many more: then those within a circle, which vary
+by the root of their number, are hardly ever too few."""
+
+
+def sought(wanted: int) -> float:
+    """How many a search is to find."""
+    return _MARGIN * wanted + _MORE
 
 
 class Radii:
-    """The radius that a search begins with: by how far apart entries were where an index was asked last."""
+    """The radius that a search begins with: by how far apart entries were where an index was asked before, and
+    where it was asked last as much as everywhere before together."""
 
     def __init__(self) -> None:
         self._spacing: dict[str, float] = {}
@@ -21,11 +29,12 @@ class Radii:
     def first(self, index: str, wanted: int) -> float:
         """For so many entries of an index (id)."""
         spacing = self._spacing.get(index)
-        return FIRST_RADIUS if spacing is None else spacing * math.sqrt(MARGIN * wanted)
+        return FIRST_RADIUS if spacing is None else spacing * math.sqrt(sought(wanted))
 
     def note(self, index: str, radius: float, found: int) -> None:
         """So many entries lay within a radius."""
         if found and math.isfinite(radius):
             if len(self._spacing) >= _REMEMBERED:
                 self._spacing.clear()
-            self._spacing[index] = radius / math.sqrt(found)
+            spacing = radius / math.sqrt(found)
+            self._spacing[index] = math.sqrt(self._spacing.get(index, spacing) * spacing)
