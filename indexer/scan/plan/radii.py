@@ -20,8 +20,8 @@ def sought(wanted: int) -> float:
 
 
 class Radii:
-    """The radius that a search begins with: by how far apart entries were where an index was asked before, and
-    where it was asked last as much as everywhere before together."""
+    """The radius that a search begins with: by how far apart entries were where an index was asked before,
+    and where it was asked last as much as everywhere before together."""
 
     def __init__(self) -> None:
         self._spacing: dict[str, float] = {}
