@@ -59,11 +59,12 @@ give never changes for an index that exists.
 """
 
 from keytide.geometry.cells.covering import CELL_BYTES, cells_of, point_cell, point_cells
-from keytide.geometry.distance import bounds, distance, distances, load_libraries
+from keytide.geometry.distance import bounds, distance, distances, load_libraries, ring_distances
 from keytide.geometry.geojson import MOST_NESTED, Frame, NotAGeometryError, Relation
 from keytide.geometry.query_shape import QueryShape
 from keytide.geometry.shapes import (
     Geometry,
+    Rings,
     envelope,
     geometry_of,
     indexed_geometry,
@@ -79,6 +80,7 @@ __all__ = [
     "NotAGeometryError",
     "QueryShape",
     "Relation",
+    "Rings",
     "bounds",
     "cells_of",
     "distance",
@@ -91,4 +93,5 @@ __all__ = [
     "point",
     "point_cell",
     "point_cells",
+    "ring_distances",
 ]

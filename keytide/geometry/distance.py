@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from keytide.geometry.drawn.quiet import quietly
 from keytide.geometry.geojson import NotAGeometryError
-from keytide.geometry.shapes import Geometry
+from keytide.geometry.shapes import Geometry, Rings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,6 +80,34 @@ def distances(shape: Geometry, xs: Floats, ys: Floats) -> Floats:
     if away.any():
         _, places = nearest(vector[away], drawing.vector, *drawing.edges())
         found[away] = geodesics(at[away], degrees(places))
+    return found
+
+
+@quietly
+def ring_distances(shape: Geometry, rings: Rings) -> Floats:
+    """The same of many polygons."""
+    import numpy as np
+    import shapely
+
+    from keytide.geometry.drawn.charts import PLANE
+    from keytide.geometry.drawn.rings import DrawnRings, meet_on, polygons_of
+
+    if shape.frame == "planar":
+        others = polygons_of(rings.at, rings.counts)
+        return np.asarray(shapely.distance(others, shape.drawing.on(PLANE)), np.float64)
+    drawn, drawing = DrawnRings(rings.at, rings.counts), shape.drawing
+    found, open_ = np.empty(len(rings)), np.ones(len(rings), bool)
+    for chart in drawing.whole if shape.is_point else ():
+        some = np.flatnonzero(open_ & drawn.whole[:, chart])
+        if len(some):
+            found[some] = np.where(meet_on(drawing.on(chart), drawn.on(chart, some)), 0.0, math.inf)
+            open_[some] = False
+    away = np.flatnonzero(~open_ & (found > 0))
+    if len(away):
+        _, on_rings, here = drawn.nearest(drawing.at[0], drawing.vector[0])
+        found[away] = geodesics(on_rings[away], here[away])
+    for at in np.flatnonzero(open_).tolist():
+        found[at] = distance(rings.geometry(at), shape)
     return found
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, Literal, final
 
-from keytide.geometry.distance import geodesics, nearest_places, same_frame
+from keytide.geometry.distance import geodesics, nearest_places, ring_distances, same_frame
 from keytide.geometry.drawn.quiet import quietly
 from keytide.geometry.geojson import NotAGeometryError, Relation
-from keytide.geometry.shapes import Geometry
+from keytide.geometry.shapes import Geometry, Rings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -143,6 +143,43 @@ class QueryShape:
                 return self._same_places(vector)
             case "dwithin":
                 return self._near_points(at, vector)
+
+    @quietly
+    def test_rings(self, rings: Rings) -> Mask:
+        """The same of many polygons: as `test` would say of each."""
+        import numpy as np
+
+        if self.relation == "dwithin" and (self.shape.is_point or self.shape.frame == "planar"):
+            return ring_distances(self.shape, rings) <= self.metres
+        if self.shape.frame == "planar":
+            return self._planar_rings(rings)
+        from keytide.geometry.drawn.rings import DrawnRings, covered_on, meet_on
+
+        drawn = DrawnRings(rings.at, rings.counts)
+        found, open_ = np.zeros(len(rings), bool), np.ones(len(rings), bool)
+        together = {"intersects": meet_on, "within": covered_on}.get(self.relation)
+        for chart in self.drawing.whole if together is not None else ():
+            some = np.flatnonzero(open_ & drawn.whole[:, chart])
+            if len(some) and together is not None:
+                found[some] = together(self.drawing.on(chart), drawn.on(chart, some))
+                open_[some] = False
+        for at in np.flatnonzero(open_).tolist():
+            found[at] = self._test_geographic(rings.geometry(at))
+        return found
+
+    def _planar_rings(self, rings: Rings) -> Mask:
+        import numpy as np
+        import shapely
+
+        from keytide.geometry.drawn.charts import PLANE
+        from keytide.geometry.drawn.rings import polygons_of
+
+        shape, others = self.drawing.on(PLANE), polygons_of(rings.at, rings.counts)
+        if self.relation == "within":
+            return np.asarray(shapely.contains(shape, others))
+        if self.relation == "contains":
+            return np.asarray(shapely.within(shape, others))
+        return np.asarray(shapely.intersects(shape, others))
 
     def _inner_sides(self) -> Floats | None:
         """Those of a convex polygon; worked out once."""

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, final
 from keytide.geometry.geojson import Frame, NotAGeometryError, Parts, known_parts, read, xy
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from keytide.geometry.drawn.drawing import Drawing
 
 _WIDEST: Final = 180
@@ -67,6 +70,33 @@ class Geometry:
 
     def __repr__(self) -> str:
         return f"Geometry({self.frame}, {str(self.geojson)[:120]})"
+
+
+@final
+class Rings:
+    """Many polygons of one ring each, as `indexed_geometry` would take them one by one.
+
+    Args:
+        at: all positions (m, 2), ring after ring, each closed.
+        counts: how many of them each ring has (n,).
+        frame: how they are meant.
+    """
+
+    __slots__ = ("at", "counts", "frame")
+
+    def __init__(self, at: NDArray[np.float64], counts: NDArray[np.int64], frame: Frame) -> None:
+        self.at: Final = at
+        self.counts: Final = counts
+        self.frame: Final[Frame] = frame
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def geometry(self, number: int) -> Geometry:
+        """One of them."""
+        begin = int(self.counts[:number].sum())
+        ring = self.at[begin : begin + int(self.counts[number])].tolist()
+        return known_geometry({"type": "Polygon", "coordinates": [ring]}, self.frame)
 
 
 def geometry_of(value: object, frame: Frame) -> Geometry:

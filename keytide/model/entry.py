@@ -19,6 +19,7 @@ one group, which the scan sorts by their full entry keys. The digest keeps entri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -96,6 +97,20 @@ def unpack_keyed_value(value: bytes) -> tuple[bytes, bytes | None, bytes]:
         return _decode_keyed(value)
     except msgspec.DecodeError as error:
         raise _undecodable(error, value) from error
+
+
+def canonical_keys(values: Sequence[bytes]) -> list[bytes]:
+    """The canonical keys of values that hold them. Raises as `unpack_keyed_value`."""
+    placed, keyed, mark = _decode_placed, _decode_keyed, _PLACED
+    try:
+        return [(placed(one) if one.startswith(mark) else keyed(one))[2] for one in values]
+    except msgspec.DecodeError:
+        return [unpack_keyed_value(value)[2] for value in values]  # which one
+
+
+def has_places(value: bytes) -> bool:
+    """Whether a value's canonical key has several entries."""
+    return value.startswith(_PLACED)
 
 
 def places_of(value: bytes) -> bytes:

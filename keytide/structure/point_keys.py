@@ -11,11 +11,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from keytide.collation import Json, encode_part, key_forms
+from keytide.collation import encode_part, key_forms
 from keytide.collation.layout import TAG_NEGATIVE, TAG_NUMBER
 from keytide.geometry import Frame, point_cell
 from keytide.geometry.geojson import MOST_COORDINATES
-from keytide.model.entry import unpack_keyed_value
 
 _NUMBER: Final = 10
 """Bytes of a double: tag, bits, no residual."""
@@ -29,6 +28,9 @@ LENGTH: Final = len(_PLAIN)
 _X: Final = len(_HEAD)
 _Y: Final = _X + _NUMBER
 _END: Final = _Y + _NUMBER
+_FIXED: Final = [at for at in range(LENGTH) if not (_X <= at < _Y - 1 or _Y <= at < _END - 1)]
+"""The bytes of such a key that are always the same."""
+_SAME: Final = np.frombuffer(_PLAIN, np.uint8)[_FIXED]
 _BEFORE: Final = bytes((0xC4, LENGTH))
 """Of a byte string of that length in msgpack."""
 _numbers_at: Final = struct.Struct(">BQBBQB").unpack_from
@@ -84,35 +86,9 @@ def point_of(key: bytes) -> tuple[float, float] | None:
     return _unpack_doubles(_pack_bits(first, second))
 
 
-def decoded_point(key: bytes) -> Json:
-    """The value of a key that is such a point, written without forms; None of another one."""
-    found = point_of(key)
-    if found is None:
-        return None
-    x, y = (int(one) if one.is_integer() else one for one in found)
-    return {"coordinates": [x, y], "type": "Point"}
-
-
 def is_point_value(value: bytes) -> bool:
     """Whether a value is that of such a point, most likely: told by its end."""
     return value.startswith(b"\x93") and value[-LENGTH - 2 : -LENGTH] == _BEFORE
-
-
-def key_at_end(value: bytes) -> bytes | None:
-    """The canonical key of a value that holds one (`keytide.model.entry`), if it is such a point: read
-    without decoding. Values end with it, behind its length; and nothing else ends like that, for no key is
-    the end of another one with such two bytes before it."""
-    key = value[-LENGTH:]
-    return key if is_point_value(value) and point_of(key) is not None else None
-
-
-def canonical_keys(values: Sequence[bytes]) -> list[bytes]:
-    """The canonical keys of values that hold them.
-
-    Raises:
-        InvariantViolationError: as `unpack_keyed_value`.
-    """
-    return [key_at_end(value) or unpack_keyed_value(value)[2] for value in values]
 
 
 def point_cell_of(key: bytes, frame: Frame) -> int | None:
@@ -131,17 +107,22 @@ def points_of(
     keys: Sequence[bytes],
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Which of some keys are such points (bool[n]), and the coordinates of those (float64[m] each)."""
-    whole = [len(key) == LENGTH and key.startswith(_HEAD) and key.endswith(_TAIL) for key in keys]
-    chosen = [key for key, one in zip(keys, whole, strict=True) if one]
+    whole = [len(key) == LENGTH for key in keys]
+    every = all(whole)
+    chosen = keys if every else [key for key, one in zip(keys, whole, strict=True) if one]
     table = np.frombuffer(b"".join(chosen), np.uint8).reshape(-1, LENGTH)
-    numbers = np.isin(table[:, [_X, _Y]], _TAGS).all(axis=1) & (table[:, [_Y - 1, _END - 1]] == 0).all(axis=1)
+    tags = table[:, [_X, _Y]]
+    fine = (table[:, _FIXED] == _SAME).all(axis=1) & ((tags == TAG_NEGATIVE) | (tags == TAG_NUMBER)).all(
+        axis=1
+    )
     are = np.array(whole, np.bool_)
-    if not numbers.all():
-        are[are] = numbers
-        table = table[numbers]
-    return are, _doubles(table[:, _X:_Y]), _doubles(table[:, _Y:_END])
+    if not fine.all():
+        are[are] = fine
+        table = table[fine]
+    return are, doubles(table[:, _X:]), doubles(table[:, _Y:])
 
 
-def _doubles(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
+def doubles(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
+    """The numbers whose codes begin each row of a table: tag, then eight bytes."""
     bits = np.ascontiguousarray(codes[:, 1:9]).view(">u8")[:, 0].astype(np.uint64)
     return np.where(codes[:, 0] == TAG_NEGATIVE, ~bits, bits).view(np.float64)

@@ -14,7 +14,7 @@ condition's shape, and those around it. Which of the entries found there do meet
 condition like any other (`keytide.definition.spatial`).
 
 A document is given once, whatever the number of its cells: by the entry of the first of its cells that is
-read, which each entry knows from its list (`first_of_several`). Nothing is remembered while reading, so this
+read, which each entry knows from its list (`firsts_of_several`). Nothing is remembered while reading, so this
 holds across pages, slices and nodes, also where cells of one document lie on several (RANGE(cell)).
 """
 
@@ -41,7 +41,7 @@ from keytide.geometry import (
     point_cells,
 )
 from keytide.geometry.geojson import MOST_COORDINATES
-from keytide.model.entry import places_of
+from keytide.model.entry import has_places, places_of
 from keytide.structure.interface import Box, Boxed, NotOrderedError, Selected, WantedKeys
 from keytide.structure.keyed import KeyedStructure
 from keytide.structure.point_keys import point_cell_of, points_of
@@ -57,6 +57,7 @@ MOST_SPANS: Final = 32
 """Of a condition: more are a closer covering, and more seeks."""
 _PART: Final = 1
 Bounds = tuple[bytes, bytes | None]
+Row = tuple[bytes, bytes]
 
 
 def frame_of(srid: int) -> Frame:
@@ -212,32 +213,36 @@ def intersected(first: Sequence[Span], second: Sequence[Span]) -> list[Span]:
     return found
 
 
-def first_of_several(spans: Sequence[Bounds]) -> Callable[[bytes, bytes], bool]:
-    """Whether an entry (entry key, value) is the one by which a read of some spans gives its document: that
-    of the first cell of the document's that lies in them.
+def firsts_of_several(spans: Sequence[Bounds]) -> Callable[[Sequence[Row]], list[Row]]:
+    """Picks of entries (entry key, value) of some spans those by which their documents are given: that of the
+    first cell of a document's that lies in the spans.
 
     Args:
         spans: ascending, disjoint.
 
     The function raises:
-        InvariantViolationError: the value was not made for this structure.
+        InvariantViolationError: a value was not made for this structure.
     """
     lows = [low for low, _ in spans]
     highs = [high for _, high in spans]
 
-    def is_read(place: bytes) -> bool:
-        at = bisect_right(lows, place) - 1
-        return at >= 0 and ((high := highs[at]) is None or place < high)
-
-    def is_first(entry_key: bytes, value: bytes) -> bool:
-        places = places_of(value)
+    def is_first(entry_key: bytes, places: bytes) -> bool:
+        """Of an entry that is read."""
         for at in range(0, len(places), CELL_BYTES):
             place = places[at : at + CELL_BYTES]
-            if is_read(place):
-                return entry_key.startswith(place)
+            if entry_key.startswith(place):
+                return True
+            span = bisect_right(lows, place) - 1
+            if span >= 0 and ((high := highs[span]) is None or place < high):
+                return False
         return True
 
-    return is_first
+    def firsts(entries: Sequence[Row]) -> list[Row]:
+        return [
+            entry for entry in entries if not has_places(entry[1]) or is_first(entry[0], places_of(entry[1]))
+        ]
+
+    return firsts
 
 
 def _no_values(what: str) -> NotOrderedError:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from keytide.collation import encode_part
 from keytide.geometry import (
     Frame,
     Geometry,
@@ -31,9 +32,11 @@ from keytide.geometry import (
     point,
     point_cell,
     point_cells,
+    ring_distances,
 )
 from keytide.geometry.cells.curve import LEAF, cell_of, parent_of, span_of, square_of
 from keytide.geometry.cells.plane import lowest_of, places_of
+from keytide.structure.ring_keys import rings_of
 from tests import geometry_oracle as oracle
 from tests import geometry_shapes as shapes
 from tests import share
@@ -71,6 +74,48 @@ def check_spans(spans: list[tuple[int, int]], most: int) -> None:
     assert 1 <= len(spans) <= most
     assert all(low <= high for low, high in spans)
     assert all(one[1] < other[0] for one, other in pairwise(spans))
+
+
+def rings_around(rng: random.Random, frame: Frame) -> tuple[list[float], list[Geometry]]:
+    """A place, and polygons of one ring near it, of all sizes; and one that lies opposite."""
+    middle, size = shapes.place(rng), shapes.size_of(rng)
+    made = []
+    for _ in range(rng.randint(1, 12)):
+        there = shapes.beside(middle, rng.uniform(0, 7), size * rng.uniform(0, 3))
+        ring = shapes.star(rng, there, min(1.4, size * 10 ** rng.uniform(-1, 0.5)), rng.randint(3, 10))
+        made.append(geometry({"type": "Polygon", "coordinates": [ring]}, frame))
+    far = shapes.star(rng, [(middle[0] + 360) % 360 - 180, -middle[1]], size, 5)
+    made.append(geometry({"type": "Polygon", "coordinates": [far]}, frame))
+    return middle, [one for one in made if one is not None]
+
+
+@settings(max_examples=share.examples(600), deadline=None)
+@given(seed=seeds, frame=st.sampled_from(["geographic", "planar"]))
+def test_many_polygons_are_told_as_each_of_them(seed: int, frame: Frame) -> None:
+    rng = random.Random(seed)
+    middle, made = rings_around(rng, frame)
+    are, rings = rings_of([encode_part(one.geojson) for one in made], frame)
+    assert are.all()
+    assert len(rings) == len(made)
+    corners = [one.geojson["coordinates"][0][0] for one in made]
+    kind = rng.choice(["Point", "Point", "Polygon", ""])
+    at = rng.choice([middle, rng.choice(corners)]) if corners else middle
+    shape = geometry(shapes.shape(rng, at, shapes.size_of(rng), kind), frame)
+    if shape is None or not made:
+        return
+    away = [distance(one, shape) for one in made]
+    measured = ring_distances(shape, rings).tolist()
+    assert measured == pytest.approx(away, rel=1e-12, abs=1e-8)
+    for relation in RELATIONS:
+        metres = rng.choice([*away, rng.choice(away) * rng.uniform(0.9, 1.1)])
+        region = QueryShape(relation, shape, metres)
+        told = region.test_rings(rings).tolist()
+        for one, got, far in zip(made, told, away, strict=True):
+            if relation != "dwithin" or abs(far - metres) > 1e-8 + 1e-12 * metres:
+                assert got == region.test(one), relation
+    for number, metres in enumerate(measured):
+        if shape.is_point:
+            assert QueryShape("dwithin", shape, metres).test_rings(rings)[number]
 
 
 # --- relations --------------------------------------------------------------------------------------------

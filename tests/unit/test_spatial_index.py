@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keytide.catalog.partitioning import Partitioning, slices_of_cells
-from keytide.collation import Span, encode_key, encode_part, key_forms, successor
+from keytide.collation import Span, decode_key, encode_key, encode_part, key_forms, successor
 from keytide.collation.layout import Json
 from keytide.definition.binding import Binding
 from keytide.definition.errors import InvalidStatementError
@@ -23,12 +23,13 @@ from keytide.definition.normal import normal_statement, ordered_statement
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.errors import InvariantViolationError
 from keytide.geometry import cells_of, geometry_of, point_cell
-from keytide.model.entry import places_of, unpack_keyed_value
+from keytide.model.entry import canonical_keys, places_of, unpack_keyed_value
 from keytide.query.parse.statement import parse_query
 from keytide.query.plan.plan import Candidate, Plan, Refusal, plan_on
 from keytide.query.plan.suggest import suggest
-from keytide.structure.point_keys import encode_place, key_at_end, point_cell_of, point_of, points_of
-from keytide.structure.spatial import cell_key, first_of_several, intersected
+from keytide.structure.place_columns import decoded_places
+from keytide.structure.point_keys import encode_place, point_cell_of, point_of, points_of
+from keytide.structure.spatial import cell_key, firsts_of_several, intersected
 from projector.core.projection import KeyspacePlan, Projected, SourceBatch, project
 from streaming.core.seeding import partition_keys
 from tests.structure_kit import as_stored, places
@@ -155,9 +156,16 @@ def test_points_of_many_keys_are_those_of_each(values: list[Any]) -> None:
         one for key in keys if (one := point_of(key)) is not None
     ]
     definition = definition_of("CREATE INDEX i ON k USING hash (a) INCLUDE (b)")
-    for key in keys:
-        ((_, value),) = as_stored(definition, [(key, b"", b'{"b":1}')])
-        assert key_at_end(value) == (key if point_of(key) is not None else None)
+    stored = [as_stored(definition, [(key, b"", b'{"b":1}')])[0][1] for key in keys]
+    assert canonical_keys(stored) == keys
+    assert decoded_places(keys) == [
+        decode_key(key, 1)[0][0] if point_of(key) is not None or is_one_ring(value) else None
+        for key, value in zip(keys, values, strict=True)
+    ]
+
+
+def is_one_ring(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") == "Polygon" and len(value["coordinates"]) == 1
 
 
 @given(st.lists(st.integers(0, 60), unique=True, max_size=6), st.lists(st.integers(0, 60), max_size=8))
@@ -168,9 +176,11 @@ def test_a_document_is_given_by_one_of_its_entries_and_only_if_it_is_read(
     spans = [(cell_key(low), cell_key(high)) for low, high in zip(bounds[::2], bounds[1::2], strict=True)]
     stored = [cell_key(one) for one in sorted(cells)]
     value = msgspec.msgpack.encode((b"", None, b"", b"".join(stored))) if len(stored) > 1 else b"\x93"
-    is_first = first_of_several(spans)
+    firsts = firsts_of_several(spans)
     read = [one for one in stored if any(low <= one < high for low, high in spans)]
-    assert [one for one in read if is_first(one + b"d", value)] == read[:1]
+    assert [entry_key for entry_key, _ in firsts([(one + b"d", value) for one in read])] == [
+        one + b"d" for one in read[:1]
+    ]
 
 
 @given(st.lists(st.integers(0, 30), max_size=8), st.lists(st.integers(0, 30), max_size=8))

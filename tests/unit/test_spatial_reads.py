@@ -28,6 +28,7 @@ from indexer.scan.request.request import CountRequest, Near, ScanRequest
 from keytide.catalog.catalog import Catalog
 from keytide.errors import CallerError, KeytideError
 from keytide.structure import NotOrderedError
+from keytide.structure.place_columns import MOST_AREA_BYTES
 from tests.unit.scan_world import Doc, World
 
 BY_ID = "CREATE INDEX by_place ON users USING spatial (place) INCLUDE (n) WITH (slices=3, {srid})"
@@ -348,23 +349,36 @@ def test_a_node_that_does_not_know_of_the_index_gives_nothing_twice() -> None:
     assert refused.value.problem_type in ("index-not-ready", "unknown-index")
 
 
-def test_what_is_looked_at_on_the_event_loop_is_bounded() -> None:
-    crowd = {f"p{at:04}": dot(11 + at % 50 / 1_000, 11 + at // 50 / 1_000) for at in range(2_500)}
+def around(corners: int) -> dict[str, Any]:
+    """A circle around 11, 11."""
+    angles = [2 * math.pi * at / corners for at in range(corners)]
+    ring = [[11 + math.cos(one) / 20, 11 + math.sin(one) / 20] for one in angles]
+    return {"type": "Polygon", "coordinates": [[*ring, ring[0]]]}
+
+
+@pytest.mark.parametrize("areas", [0, 100])
+def test_what_is_looked_at_on_the_event_loop_is_bounded(areas: int) -> None:
+    crowd = {f"p{at:04}": dot(11 + at % 90 / 2_000, 11 + at // 90 / 2_000) for at in range(4_500)}
+    if areas:
+        crowd = {f"a{at:04}": around(300) for at in range(areas)}
     places = Places(BY_ID, 4326, {**crowd, "area": square(11, 11, 0.2)})
     loops: set[threading.Thread] = set()
     picked: list[int] = []
+    looked_at: list[int] = []
     real = PlaceTest.pick
 
     def noted(self: PlaceTest, entries: Any) -> Any:
         if threading.current_thread() is threading.main_thread():
             picked.append(len(entries))
+            looked_at.append(sum(len(value) for _, value in entries))
         loops.add(threading.current_thread())
         return real(self, entries)
 
     with mock.patch.object(PlaceTest, "pick", noted):
         rows = places.scan(intersects=[10.9, 10.9, 11.2, 11.2], limit=5_000)
-    assert len(rows) == 2_501
+    assert len(rows) == len(crowd) + 1
     assert sum(picked) <= 2 * INLINE_ROWS
+    assert not areas or sum(looked_at) <= 2 * MOST_AREA_BYTES
     assert any(one is not threading.main_thread() for one in loops), "the rest was read in a thread"
 
 

@@ -29,7 +29,7 @@ from typing import Final
 import msgspec
 
 from indexer.scan.local.filtering import Filters, Test, key_test, picked
-from indexer.scan.local.once import OneByOne
+from indexer.scan.local.once import OneByOne, SoonDone
 from indexer.scan.local.tasks import Pace, SliceWork, Task, Unfinished
 from indexer.scan.peer.messages import Entry, IndexUnknownHereError, ReadRequest, ReadSpan, UnknownTaskError
 from indexer.scan.plan.selection import Shape, stretches
@@ -107,20 +107,17 @@ class SliceSearch:
         snapshot: ReadableSnapshot,
         after: bytes,
         pace: Pace,
-        most: int | None = None,
-        *,
-        points: bool = False,
+        soon: SoonDone | None = None,
     ) -> FilteredRead:
         """What a read finds that may look at much.
 
         Args:
             snapshot: with all of its entries.
-            most: entries that it looks at, about; as many as a read does if it is not given.
-            points: of places only points are tested.
+            soon: what it looks at, about; as much as a read does if it is not given.
 
         Raises:
             DoubtfulReadError: what it looks at cannot have been written.
-            NotShortError: it has met other places than points.
+            NotShortError: it does not.
         """
         try:
             index, test = request.span.index, None
@@ -128,8 +125,10 @@ class SliceSearch:
                 test = self._filters.test(index, self._definition(index), request.shape)
             shape = self.shape(index)
             if shape.structure.several:
-                test = OneByOne(request.span.spans, test, points=points)
-            return search_slice(snapshot, request, after, shape, test, most or self.examined, pace)
+                test = OneByOne(request.span.spans, test, soon)
+            return search_slice(
+                snapshot, request, after, shape, test, soon.rows if soon else self.examined, pace
+            )
         except (InvariantViolationError, UnicodeDecodeError) as error:
             raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
 

@@ -1,21 +1,22 @@
 """A slice as readers see it where a document may have several entries: each document once.
 
 An entry is left out unless it is the one by which a read of some spans gives its document
-(`keytide.structure.spatial.first_of_several`). That follows from the entry and the spans of the whole read,
+(`keytide.structure.spatial.firsts_of_several`). That follows from the entry and the spans of the whole read,
 so pages, slices and nodes agree without telling each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from indexer.scan.local.filtering import Test, picked
 from indexer.scan.peer.messages import Entry, ReadRequest
 from indexer.view import ReadableSnapshot, SkipLine, StoredDocument
 from keytide.model.timestamp import Timestamp
 from keytide.structure import Structure
-from keytide.structure.point_keys import is_point_value
-from keytide.structure.spatial import first_of_several
+from keytide.structure.place_columns import MOST_AREA_BYTES, areas_bytes
+from keytide.structure.spatial import firsts_of_several
 
 
 def read_once(
@@ -34,7 +35,7 @@ class OncePerDocument:
 
     def __init__(self, snapshot: ReadableSnapshot, spans: Sequence[tuple[bytes, bytes | None]]) -> None:
         self._inner = snapshot
-        self._is_first = first_of_several(spans)
+        self._firsts = firsts_of_several(spans)
 
     @property
     def number(self) -> int:
@@ -60,14 +61,14 @@ class OncePerDocument:
         limit: int | None = None,
         start_after: bytes | None = None,
     ) -> Iterator[list[Entry]]:
-        is_first, left = self._is_first, limit
+        left = limit
         # Nearly every entry is one of a point, and given: so many as are asked for are nearly enough.
         while left is None or left > 0:
             asked, looked_at, last = left, 0, start_after
             for block in self._inner.rows(low, high, reverse, left, start_after):
                 looked_at += len(block)
                 last = block[-1][0]
-                found = [entry for entry in block if is_first(*entry)]
+                found = self._firsts(block)
                 if left is not None:
                     left -= len(found)
                 if found:
@@ -84,7 +85,7 @@ class OncePerDocument:
     ) -> Iterator[list[Entry]]:
         left = limit
         for block in self._inner.rows_of(spans, reverse):
-            found = [entry for entry in block if self._is_first(*entry)][:left]
+            found = self._firsts(block)[:left]
             yield found  # also when nothing is left: whoever reads looks at the clock between blocks
             if left is not None:
                 left -= len(found)
@@ -111,21 +112,47 @@ class NotShortError(Exception):
     """A read that was begun at once is none that ends soon."""
 
 
+@dataclass(slots=True)
+class SoonDone:
+    """What a read that is begun at once may still look at, over all of its slices: places that are near to
+    one another may lie in one of them.
+
+    Attributes:
+        rows: entries, one at least.
+        area_bytes: of other places than points.
+    """
+
+    rows: int
+    area_bytes: int = MOST_AREA_BYTES
+
+    def take(self, looked_at: int, tested: Sequence[bytes]) -> None:
+        """So many entries are looked at, and these values are tested.
+
+        Raises:
+            NotShortError: which takes longer.
+        """
+        self.rows = max(1, self.rows - looked_at)
+        size = areas_bytes(tested)
+        if size is None or size > self.area_bytes:
+            raise NotShortError
+        self.area_bytes -= size
+
+
 class OneByOne:
     """Picks of a block the entries by which documents are given as above, and of those the
     ones that are wanted: so what is looked at is counted before either.
 
     Args:
         spans: of the whole read.
-        points: whether only points are tested.
+        soon: what may be looked at; None for everything.
     """
 
     def __init__(
-        self, spans: Sequence[tuple[bytes, bytes | None]], test: Test | None, *, points: bool
+        self, spans: Sequence[tuple[bytes, bytes | None]], test: Test | None, soon: SoonDone | None
     ) -> None:
-        self._is_first = first_of_several(spans)
+        self._firsts = firsts_of_several(spans)
         self._test = test
-        self._points = points
+        self._soon = soon
 
     def __call__(self, entry_key: bytes, value: bytes) -> bool:
         return bool(self.pick([(entry_key, value)]))
@@ -134,11 +161,12 @@ class OneByOne:
         """Those of some entries.
 
         Raises:
-            NotShortError: there are other places than points.
+            NotShortError: to test them takes long.
         """
-        if self._points and not all(is_point_value(value) for _, value in entries):
-            raise NotShortError
-        return picked(self._test, [entry for entry in entries if self._is_first(*entry)])
+        found = self._firsts(entries)
+        if self._soon is not None:
+            self._soon.take(len(entries), [value for _, value in found])
+        return picked(self._test, found)
 
 
 def finds_places(request: ReadRequest, most: int) -> bool:

@@ -1,22 +1,29 @@
 """Conditions on the place of a spatial index's entries, told of blocks of them at once.
 
-Nearly all places are points, whose coordinates stand where they always do in their values
-(`keytide.structure.point_keys`): of a block they are taken as columns, and compared as such. Only of other
-places a geometry is made.
+Nearly all places are points, and of the others most are polygons of one ring, whose coordinates stand where
+they always do in their values: of a block they are taken as columns, and compared as such
+(`keytide.structure.place_columns`). Only of other places geometries are made one by one.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from indexer.scan.peer.messages import Entry
 from keytide.definition.expression import Predicate, Relates, same
 from keytide.definition.index import IndexDefinition
 from keytide.definition.spatial.meaning import query_shape
-from keytide.geometry import NotAGeometryError
+from keytide.geometry import NotAGeometryError, Rings
 from keytide.query.parse.normal import conjuncts
-from keytide.structure.point_keys import canonical_keys, points_of
+from keytide.structure.place_columns import of_places
 from keytide.structure.spatial import geometry_of_key
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 
 def parted(definition: IndexDefinition, condition: Predicate) -> tuple[list[Relates], list[Predicate]]:
@@ -53,22 +60,27 @@ class PlaceTest:
 
     def pick(self, entries: Sequence[Entry]) -> list[Entry]:
         """Those for which the conditions hold, in order."""
-        keys = canonical_keys([value for _, value in entries])
-        are, xs, ys = points_of(keys)
-        wanted = are.copy()
-        held = None
-        for node in self._nodes:
-            with query_shape(node) as shape:
-                found = shape.test_points(xs, ys)
-            held = found if held is None else held & found
-        wanted[are] = held
-        for at in (~are).nonzero()[0].tolist():
-            wanted[at] = self._meets(keys[at])
-        found_entries = [entry for entry, one in zip(entries, wanted.tolist(), strict=True) if one]
+        values = [value for _, value in entries]
+        wanted = of_places(values, self._srid, self._points, self._rings, self._meets)
+        found_entries = list(itertools.compress(entries, wanted.tolist()))
         if self._rest is None:
             return found_entries
         rest = self._rest
         return [entry for entry in found_entries if rest(*entry)]
+
+    def _points(self, xs: Floats, ys: Floats) -> Mask:
+        found = np.ones(len(xs), bool)
+        for node in self._nodes:
+            with query_shape(node) as shape:
+                found &= shape.test_points(xs, ys)
+        return found
+
+    def _rings(self, rings: Rings) -> Mask:
+        found = np.ones(len(rings), bool)
+        for node in self._nodes:
+            with query_shape(node) as shape:
+                found &= shape.test_rings(rings)
+        return found
 
     def _meets(self, key: bytes) -> bool:
         try:

@@ -26,7 +26,7 @@ from typing import Final
 
 from indexer.scan.local.cursor import EXAMINED, SliceSearch, flaw
 from indexer.scan.local.effort import ReadThreads, ReadTurn
-from indexer.scan.local.once import NotShortError, OncePerDocument, finds_places
+from indexer.scan.local.once import NotShortError, OncePerDocument, SoonDone, finds_places
 from indexer.scan.local.tasks import UNHURRIED, Pace, Task, Unfinished
 from indexer.scan.peer.messages import (
     TIP,
@@ -124,8 +124,9 @@ class LocalReader:
         try:
             for number in slices:
                 held.append(self._acquire(index, number, moment, history))
-            short = finds_places(request, INLINE_ROWS) if self._several(index) else is_short(request)
-            at_once = self._read_at_once(request, held) if short else None
+            soon = SoonDone(INLINE_ROWS) if self._several(index) else None
+            short = is_short(request) if soon is None else finds_places(request, soon.rows)
+            at_once = self._read_at_once(request, held, soon) if short else None
             if at_once is not None:
                 replies = at_once
             else:
@@ -229,17 +230,21 @@ class LocalReader:
             return SliceTrouble("BUILDING", f"build {build} fills it anew")
         return self._view.trouble(index, slice_number) or _NO_TROUBLE
 
-    def _read_at_once(self, request: ReadRequest, held: _Held) -> list[SliceReply] | None:
+    def _read_at_once(
+        self, request: ReadRequest, held: _Held, soon: SoonDone | None
+    ) -> list[SliceReply] | None:
         """Do a short read; None where it turns out to be none: who makes digests collide on purpose may have
         much looked at for little."""
         self.threads.short_at = monotonic()
         try:
-            return self._read(request, held, None)
+            return self._read(request, held, None, soon)
         except NotShortError:
             return None
 
-    def _read(self, request: ReadRequest, held: _Held, pace: Pace | None) -> list[SliceReply]:
-        """Read every slice of the request. Any thread; with a pace if it is not short."""
+    def _read(
+        self, request: ReadRequest, held: _Held, pace: Pace | None, soon: SoonDone | None = None
+    ) -> list[SliceReply]:
+        """Read every slice of the request. Any thread; with a pace if it is not short, else maybe `soon`."""
         replies: list[SliceReply] = []
         index = request.span.index
         for number, snapshot, after in zip(request.span.slices, held, request.span.after, strict=True):
@@ -249,7 +254,7 @@ class LocalReader:
                 replies.append(self._gone(index, number, self._trouble(index, number)))
                 continue
             try:
-                replies.append(self._read_slice(request, number, snapshot, after, pace))
+                replies.append(self._read_slice(request, number, snapshot, after, pace, soon))
             except StoreDamagedError as error:
                 self._view.report_damage(index, number, error.message)
                 replies.append(self._gone(index, number, SliceTrouble("LOST", error.message)))
@@ -265,16 +270,15 @@ class LocalReader:
         snapshot: ReadableSnapshot,
         after: bytes,
         pace: Pace | None,
+        soon: SoonDone | None,
     ) -> SliceReply:
         """What one slice gives.
 
         Raises:
-            StoreDamagedError: the store is not what was written.
-            DoubtfulReadError: what it gives cannot have been written.
+            StoreDamagedError, DoubtfulReadError: it is not what was written.
             NotShortError: without a pace only: not all of what is found is wanted, or it is long to test.
         """
-        span, limit, shape = request.span, request.paging.limit, request.shape
-        whole = snapshot
+        span, limit, shape, whole = request.span, request.paging.limit, request.shape, snapshot
         if not shape.examine and self._several(span.index):
             snapshot = OncePerDocument(snapshot, span.spans)
         entries: list[Entry] = []
@@ -296,14 +300,10 @@ class LocalReader:
             if not all(map(operator.gt if span.reverse else operator.lt, keys, keys[1:])):
                 raise DoubtfulReadError("entries are out of order")
             more = len(entries) >= limit
-        elif limit and pace is None:  # of places
-            few = INLINE_ROWS // len(span.slices)
-            searched = self._search.find(request, whole, after, UNHURRIED, few, points=True)
-            entries, more, reached, examined = searched.found
         elif knows_count(request) and snapshot is whole:
             counted = sum(snapshot.count(low, high) for low, high in span.spans)
         else:
-            searched = self._search.find(request, whole, after, pace or UNHURRIED)
+            searched = self._search.find(request, whole, after, pace or UNHURRIED, soon)
             entries, more, reached, examined = searched.found
             counted, skipped = searched.counted, searched.skipped
         if shape.keys_only:

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from indexer.scan.peer.messages import Entry
 from keytide.definition.expression import DistanceTo
 from keytide.definition.spatial.meaning import geometry_literal
-from keytide.geometry import distance, distances
-from keytide.structure.point_keys import canonical_keys, points_of
+from keytide.geometry import distance, distances, ring_distances
+from keytide.structure.place_columns import of_places
 from keytide.structure.spatial import geometry_of_key
 
 
@@ -32,11 +32,10 @@ class DistanceColumn:
         Raises:
             InvariantViolationError, NotAGeometryError: an entry cannot have been written.
         """
-        keys = canonical_keys([value for _, value in entries])
-        are, xs, ys = points_of(keys)
-        found = np.empty(len(keys))
-        if len(xs):
-            found[are] = distances(self._place, xs, ys)
-        for at in np.flatnonzero(~are).tolist():
-            found[at] = distance(geometry_of_key(keys[at], self._srid), self._place)
-        return found
+        return of_places(
+            [value for _, value in entries],
+            self._srid,
+            lambda xs, ys: distances(self._place, xs, ys) if len(xs) else np.empty(0),
+            lambda rings: ring_distances(self._place, rings),
+            lambda key: distance(geometry_of_key(key, self._srid), self._place),
+        )

@@ -35,7 +35,7 @@ from keytide.definition.expression import DistanceTo, Relates
 from keytide.definition.spatial.meaning import query_shape
 from keytide.errors import CallerError
 from keytide.geometry import CELL_BYTES, NotAGeometryError
-from keytide.structure.point_keys import is_point_value
+from keytide.structure.place_columns import are_quick
 from keytide.structure.spatial import PLANAR_SRID, intersected, spans_of
 
 Measured = tuple[float, Entry]
@@ -212,7 +212,7 @@ class _Search:
             away = self.column.of(entries)
             return [(float(away[at]), entries[at]) for at in np.flatnonzero(away <= most).tolist()]
 
-        if len(entries) <= ROW_LIMIT and all(is_point_value(value) for _, value in entries):
+        if len(entries) <= ROW_LIMIT and are_quick([value for _, value in entries]):
             return work()
         return await self.shared.local.threads.run(work)
 

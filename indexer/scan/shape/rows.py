@@ -17,7 +17,7 @@ from indexer.scan.plan.selection import Shape
 from keytide.collation import MISSING, Value, decode_key, to_json_value
 from keytide.errors import CallerError
 from keytide.model.entry import unpack_keyed_value, unpack_value
-from keytide.structure.point_keys import decoded_point
+from keytide.structure.place_columns import decoded_places
 
 ALL_COLUMNS: Final = ("key", "id", "include")
 _encoder: Final = msgspec.json.Encoder()
@@ -79,14 +79,17 @@ class RowMaker:
         return made
 
     def _rows_of_places(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
-        """The same of a spatial index, nearly all of whose keys are points, which are short to decode."""
+        """The same of a spatial index, nearly all of whose keys are decoded together."""
         made: list[dict[str, Any]] = []
-        for entry_key, value in entries:
+        entries = list(entries)
+        unpacked = [unpack_keyed_value(value) for _, value in entries]
+        places = decoded_places([b"" if forms else key for forms, _, key in unpacked]) if self._key else []
+        for at, (entry_key, _) in enumerate(entries):
             row: dict[str, Any] = {}
-            forms, include, key = unpack_keyed_value(value)
+            forms, include, key = unpacked[at]
             if self._key:
-                point = None if forms else decoded_point(key)
-                row["key"] = decode_key(key, self._parts, (), forms)[0] if point is None else [point]
+                place = places[at]
+                row["key"] = decode_key(key, self._parts, (), forms)[0] if place is None else [place]
             if self._id:
                 row["id"] = entry_key[self._structure.id_start(entry_key) :].decode()
             if self._include:

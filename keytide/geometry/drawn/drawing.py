@@ -8,7 +8,7 @@ GEOS's predicates, which are exact, are those of the sphere. Such planes are the
 S2's cells lie on: one drawing serves tests, rings that cross themselves, and coverings, in which a cell is a
 rectangle of (u, v). These planes are called *charts*; a planar geometry has one, the plane itself.
 
-A geometry is *whole* on a chart when all of it is within 78 degrees of the chart's middle (`_LEAST_W`).
+A geometry is *whole* on a chart when all of it is within 78 degrees of the chart's middle (`LEAST_W`).
 Anything up to some 20 degrees wide is whole on the chart of its first position's face at least. Two
 geometries that are whole on one chart are compared there. What is whole on none, or not on the same, is
 compared face by face, by pieces: what is seen of it on the face's square (`keytide.geometry.drawn.wide` for
@@ -47,7 +47,7 @@ from keytide.geometry.drawn.quiet import quietly
 from keytide.geometry.drawn.sphere import Floats, degrees, vectors
 from keytide.geometry.geojson import NotAGeometryError, Parts
 
-_LEAST_W: Final = 0.2
+LEAST_W: Final = 0.2
 _HALO: Final = 1e-9
 """In units of a chart; a thousand times the tolerance."""
 _ANTIPODAL: Final = 1e-9
@@ -92,8 +92,8 @@ class Drawing:
         self.whole: tuple[int, ...] = (PLANE,)
         if geographic:
             low, high = self.vector.min(axis=0).tolist(), self.vector.max(axis=0).tolist()
-            near = [axis for axis in range(3) if low[axis] >= _LEAST_W]
-            self.whole = (*near, *(axis + 3 for axis in range(3) if high[axis] <= -_LEAST_W))
+            near = [axis for axis in range(3) if low[axis] >= LEAST_W]
+            self.whole = (*near, *(axis + 3 for axis in range(3) if high[axis] <= -LEAST_W))
         self._drawn: dict[int, Shape] = {}
         self._halos: dict[int, Shape] = {}
         self._pieces: dict[int, Shape | None] = {}
@@ -159,7 +159,7 @@ class Drawing:
         seen = uvw(self.vector, face)
         w = seen[:, 2]
         axis = AXES[face][2]
-        ahead = w >= _LEAST_W
+        ahead = w >= LEAST_W
         flat = seen[:, :2] / np.where(ahead, w, 1.0)[:, None]
         polygons, lines = [], []
         for rings in self.polygons:
@@ -219,7 +219,7 @@ class Drawing:
             return self.whole[0]
         for face in FACES:
             w = uvw(self.vector, face)[:, 2]
-            if all((w[a:b] >= _LEAST_W).all() for a, b in rings):
+            if all((w[a:b] >= LEAST_W).all() for a, b in rings):
                 return face
         return None
 

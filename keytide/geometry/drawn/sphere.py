@@ -113,7 +113,7 @@ def _edges_near(
     sine, square = _beside(points, normal, ahead, behind)
     at = square.argmin(axis=1)
     row = np.arange(len(points))
-    found = _chord2(square[row, at])
+    found = chord2_of_sines(square[row, at])
     better = found < best
     best[better] = found[better]
     foot = points - sine[row, at][:, None] * normal[at]
@@ -129,7 +129,7 @@ def nearest_of_edges(points: Floats, start: Floats, end: Floats) -> Floats:
     height = max(1, _MOST_PAIRS // len(start))
     for top in range(0, len(points), height):
         _, square = _beside(points[top : top + height], normal, ahead, behind)
-        best = np.minimum(best, _chord2(square.min(axis=0)))
+        best = np.minimum(best, chord2_of_sines(square.min(axis=0)))
     return best
 
 
@@ -141,7 +141,7 @@ def _beside(points: Floats, normal: Floats, ahead: Floats, behind: Floats) -> tu
     return sine, np.where(beside, sine * sine, np.inf)
 
 
-def _chord2(square: Floats) -> Floats:
+def chord2_of_sines(square: Floats) -> Floats:
     """Squared chords of squared sines, of angles up to 90 degrees."""
     known = np.minimum(1.0, square)
     return np.where(np.isfinite(square), 2 * known / (1 + np.sqrt(1 - known)), np.inf)

@@ -1,0 +1,78 @@
+"""Canonical keys that are a GeoJSON polygon of one ring, and nothing else: what most areas of a spatial index
+are. Between a head and a tail that are always the same stand its positions, whose bytes are of one length
+(`keytide.collation`): so those of many keys are read as one table, without decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from keytide.collation import Json, encode_part
+from keytide.collation.layout import TAG_NEGATIVE, TAG_NUMBER
+from keytide.geometry import Frame, Rings
+from keytide.geometry.geojson import MOST_COORDINATES
+from keytide.structure.point_keys import doubles
+
+_LEAST: Final = 4
+"""Positions of a ring."""
+_POSITION: Final = encode_part([0.5, 0.5])
+_WIDTH: Final = len(_POSITION)
+_PLAIN: Final = encode_part({"type": "Polygon", "coordinates": [[[0.5, 0.5]]]})
+_HEAD: Final = _PLAIN[: _PLAIN.index(_POSITION)]
+_TAIL: Final = _PLAIN[len(_HEAD) + _WIDTH :]
+_SHORTEST: Final = len(_HEAD) + _LEAST * _WIDTH + len(_TAIL)
+_X: Final = 1
+_Y: Final = _X + 10
+_FIXED: Final = [0, _X + 9, _Y + 9, _WIDTH - 1]
+"""The bytes of a position that are always the same: where its list begins and ends, and no residuals."""
+_SAME: Final = np.frombuffer(_POSITION, np.uint8)[_FIXED]
+
+
+def is_ring_key(key: bytes) -> bool:
+    """Whether a key is that of such a polygon, most likely: told by its ends and its length."""
+    return (
+        len(key) >= _SHORTEST
+        and (len(key) - _SHORTEST) % _WIDTH == 0
+        and key.startswith(_HEAD)
+        and key.endswith(_TAIL)
+    )
+
+
+def rings_of(keys: Sequence[bytes], frame: Frame) -> tuple[npt.NDArray[np.bool_], Rings]:
+    """Which of some keys are such polygons (bool[n]), closed and with coordinates in range; and those."""
+    are = np.fromiter(map(is_ring_key, keys), np.bool_, len(keys))
+    bodies = [keys[at][len(_HEAD) : -len(_TAIL)] for at in np.flatnonzero(are).tolist()]
+    table = np.frombuffer(b"".join(bodies), np.uint8).reshape(-1, _WIDTH)
+    counts = np.array([len(body) for body in bodies], np.int64) // _WIDTH
+    if not len(counts):
+        return are, Rings(np.empty((0, 2)), counts, frame)
+    tags = table[:, [_X, _Y]]
+    at = np.stack((doubles(table[:, _X:]), doubles(table[:, _Y:])), axis=1)
+    fine = (table[:, _FIXED] == _SAME).all(axis=1)
+    fine &= ((tags == TAG_NEGATIVE) | (tags == TAG_NUMBER)).all(axis=1)
+    fine &= (np.abs(at) <= MOST_COORDINATES[frame]).all(axis=1)
+    ends = counts.cumsum()
+    whole = np.logical_and.reduceat(fine, ends - counts) & (at[ends - counts] == at[ends - 1]).all(axis=1)
+    if not whole.all():
+        are[are] = whole
+        at, counts = at[np.repeat(whole, counts)], counts[whole]
+    return are, Rings(at, counts, frame)
+
+
+def decoded_rings(keys: Sequence[bytes]) -> list[Json]:
+    """The value of each key that is such a polygon, written without forms; None for another one."""
+    are, rings = rings_of(keys, "planar")
+    found: list[Json] = [None] * len(keys)
+    whole = (rings.at == np.floor(rings.at)).any(axis=1)
+    positions: list[Json] = rings.at.tolist()
+    for at in np.flatnonzero(whole).tolist():
+        x, y = rings.at[at].tolist()
+        positions[at] = [int(one) if one.is_integer() else one for one in (x, y)]
+    begin = 0
+    for at, count in zip(np.flatnonzero(are).tolist(), rings.counts.tolist(), strict=True):
+        found[at] = {"coordinates": [positions[begin : begin + count]], "type": "Polygon"}
+        begin += count
+    return found
