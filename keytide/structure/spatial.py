@@ -20,6 +20,7 @@ holds across pages, slices and nodes, also where cells of one document lie on se
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ from typing import ClassVar, Final, final
 
 import numpy as np
 
-from keytide.collation import Span, decode_key, encode_part, successor
+from keytide.collation import Span, decode_key, successor
+from keytide.collation.layout import TAG_NUMBER
 from keytide.errors import InvariantViolationError
 from keytide.geometry import (
     CELL_BYTES,
@@ -56,6 +58,10 @@ MOST_BYTES: Final = 512 * 1024
 MOST_SPANS: Final = 32
 """Of a condition: more are a closer covering, and more seeks."""
 _PART: Final = 1
+_DOUBLE_BITS: Final = 53
+_pack_exact: Final = struct.Struct(">BdB").pack
+_pack_byte: Final = struct.Struct(">BdBB").pack
+_pack_bytes: Final = struct.Struct(">BdBH").pack
 Bounds = tuple[bytes, bytes | None]
 Row = tuple[bytes, bytes]
 
@@ -80,8 +86,15 @@ def cell_key(cell: int) -> bytes:
 
 
 def partition_key_of(stored: bytes) -> bytes:
-    """What an entry is partitioned by with RANGE(cell): the cell as a number (encoded)."""
-    return encode_part(int.from_bytes(stored, "big"))
+    """What an entry is partitioned by with RANGE(cell): the cell as a number (encoded). As `encode_part` has
+    it, faster: of so large a whole number a double has the first 53 bits, and the residual is the others."""
+    cell = int.from_bytes(stored, "big")
+    below = cell & (1 << max(0, cell.bit_length() - _DOUBLE_BITS)) - 1
+    if not below:
+        return _pack_exact(TAG_NUMBER, cell, 0)
+    if below < 256:
+        return _pack_byte(TAG_NUMBER, cell - below, 1, below)
+    return _pack_bytes(TAG_NUMBER, cell - below, 2, below)
 
 
 @final

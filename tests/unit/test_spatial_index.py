@@ -29,7 +29,7 @@ from keytide.query.plan.plan import Candidate, Plan, Refusal, plan_on
 from keytide.query.plan.suggest import suggest
 from keytide.structure.place_columns import decoded_places
 from keytide.structure.point_keys import encode_place, point_cell_of, point_of, points_of
-from keytide.structure.spatial import cell_key, firsts_of_several, intersected
+from keytide.structure.spatial import cell_key, firsts_of_several, intersected, partition_key_of
 from projector.core.projection import KeyspacePlan, Projected, SourceBatch, project
 from streaming.core.seeding import partition_keys
 from tests.structure_kit import as_stored, places
@@ -119,6 +119,11 @@ def test_two_fields_are_a_point() -> None:
     assert found.keys == [cell_key(point_cell(-73.778925, 40.63980103, "geographic"))]
     assert not found.skips
     assert found.left_out == {"leading-key-missing": 2}
+
+
+@given(st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 64).map(lambda bits: max(0, (1 << bits) - 1))))
+def test_a_cell_is_partitioned_by_as_its_number_is_encoded(cell: int) -> None:
+    assert partition_key_of(cell_key(cell)) == encode_part(cell)
 
 
 def test_cells_are_partitioned_by_their_number() -> None:
