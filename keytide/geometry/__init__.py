@@ -70,6 +70,7 @@ from keytide.geometry.shapes import (
     indexed_geometry,
     known_geometry,
     point,
+    sound_rings,
 )
 
 __all__ = [
@@ -94,4 +95,5 @@ __all__ = [
     "point_cell",
     "point_cells",
     "ring_distances",
+    "sound_rings",
 ]

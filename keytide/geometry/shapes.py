@@ -82,21 +82,30 @@ class Rings:
         frame: how they are meant.
     """
 
-    __slots__ = ("at", "counts", "frame")
+    __slots__ = ("_ends", "at", "counts", "frame")
 
     def __init__(self, at: NDArray[np.float64], counts: NDArray[np.int64], frame: Frame) -> None:
         self.at: Final = at
         self.counts: Final = counts
         self.frame: Final[Frame] = frame
+        self._ends = counts.cumsum()
 
     def __len__(self) -> int:
         return len(self.counts)
 
     def geometry(self, number: int) -> Geometry:
         """One of them."""
-        begin = int(self.counts[:number].sum())
-        ring = self.at[begin : begin + int(self.counts[number])].tolist()
+        end = self._ends[number]
+        ring = self.at[end - self.counts[number] : end].tolist()
         return known_geometry({"type": "Polygon", "coordinates": [ring]}, self.frame)
+
+
+def sound_rings(rings: Rings) -> NDArray[np.bool_]:
+    """Which of many polygons `geometry_of` takes for sure; of the others it says what is wrong, if
+    anything is."""
+    from keytide.geometry.drawn.rings import are_sound
+
+    return are_sound(rings.at, rings.counts, rings.frame == "geographic")
 
 
 def geometry_of(value: object, frame: Frame) -> Geometry:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, final
 
@@ -41,12 +41,14 @@ from keytide.geometry import (
     geometry_of,
     indexed_geometry,
     point_cells,
+    sound_rings,
 )
 from keytide.geometry.geojson import MOST_COORDINATES
 from keytide.model.entry import has_places, places_of
 from keytide.structure.interface import Box, Boxed, NotOrderedError, Selected, WantedKeys
 from keytide.structure.keyed import KeyedStructure
 from keytide.structure.point_keys import point_cell_of, points_of
+from keytide.structure.ring_keys import rings_of
 
 GEOGRAPHIC_SRID: Final = 4326
 """WGS 84: longitude and latitude in degrees."""
@@ -138,25 +140,37 @@ class Spatial(KeyedStructure):
             xs, ys = xs[~out], ys[~out]
             are[np.flatnonzero(are)[out]] = False
         written = point_cells(xs, ys, frame).astype(">u8").tobytes()
-        points = iter(range(0, len(written), CELL_BYTES))
-        found: list[tuple[bytes, ...] | Exception] = []
-        for key, is_point in zip(keys, are.tolist(), strict=True):
-            if is_point:
-                at = next(points)
-                found.append((written[at : at + CELL_BYTES],))
-                continue
+        points = iter([(written[at : at + CELL_BYTES],) for at in range(0, len(written), CELL_BYTES)])
+        if len(written) == CELL_BYTES * len(keys):
+            return list(points)
+        areas = iter(
+            self._areas([key for key, is_point in zip(keys, are.tolist(), strict=True) if not is_point])
+        )
+        return [next(points if is_point else areas) for is_point in are.tolist()]
+
+    def _areas(self, keys: Sequence[bytes]) -> Iterator[tuple[bytes, ...] | Exception]:
+        """The same of other keys than points: whether rings cross themselves is asked of many together."""
+        are, rings = rings_of(keys, frame_of(self.srid))
+        sound = iter(sound_rings(rings).tolist())
+        number = 0
+        for key, is_ring in zip(keys, are.tolist(), strict=True):
+            known = None
+            if is_ring:
+                known = rings.geometry(number) if next(sound) else None
+                number += 1
             try:
-                found.append(self._stored(key))
+                yield self._stored(key) if known is None else self._cells(key, known)
             except _failures() as error:
-                found.append(error)
-        return found
+                yield error
 
     def _stored(self, key: bytes) -> tuple[bytes, ...]:
         frame = frame_of(self.srid)
         cell = point_cell_of(key, frame)
         if cell is not None:
             return (cell_key(cell),)
-        geometry = geometry_of(decode_key(key, _PART)[0][0], frame)
+        return self._cells(key, geometry_of(decode_key(key, _PART)[0][0], frame))
+
+    def _cells(self, key: bytes, geometry: Geometry) -> tuple[bytes, ...]:
         most = max(1, min(MOST_CELLS, MOST_BYTES // len(key)))
         return tuple(map(cell_key, cells_of(geometry, most)))
 

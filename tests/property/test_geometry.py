@@ -33,6 +33,7 @@ from keytide.geometry import (
     point_cell,
     point_cells,
     ring_distances,
+    sound_rings,
 )
 from keytide.geometry.cells.curve import LEAF, cell_of, parent_of, span_of, square_of
 from keytide.geometry.cells.plane import lowest_of, places_of
@@ -87,6 +88,26 @@ def rings_around(rng: random.Random, frame: Frame) -> tuple[list[float], list[Ge
     far = shapes.star(rng, [(middle[0] + 360) % 360 - 180, -middle[1]], size, 5)
     made.append(geometry({"type": "Polygon", "coordinates": [far]}, frame))
     return middle, [one for one in made if one is not None]
+
+
+@settings(max_examples=share.examples(300), deadline=None)
+@given(seed=seeds, frame=st.sampled_from(["geographic", "planar"]))
+def test_rings_that_are_sound_together_are_by_themselves(seed: int, frame: Frame) -> None:
+    rng = random.Random(seed)
+    raws = []
+    for _ in range(8):
+        middle = shapes.place(rng)
+        ring = shapes.star(rng, middle, shapes.size_of(rng), rng.randint(3, 9))
+        if rng.random() < 0.4:
+            at = rng.randrange(1, len(ring) - 1)
+            ring[at] = shapes.beside(middle, rng.uniform(0, 7), rng.uniform(0, 1.5))
+        raws.append({"type": "Polygon", "coordinates": [ring]})
+    are, rings = rings_of([encode_part(one) for one in raws], frame)
+    assert are.all()
+    for raw, sound in zip(raws, sound_rings(rings).tolist(), strict=True):
+        made = geometry(raw, frame)
+        assert made is not None or not sound
+        assert sound or made is None or (frame == "geographic" and not made.drawing.whole)
 
 
 @settings(max_examples=share.examples(600), deadline=None)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from keytide.geometry.drawn.charts import Shape, uvw
 from keytide.geometry.drawn.drawing import LEAST_W
 from keytide.geometry.drawn.meeting import TOLERANCE, covers_on
+from keytide.geometry.drawn.quiet import quietly
 from keytide.geometry.drawn.sphere import Floats, chord2_of_sines, degrees, normals, vectors
 
 Mask = NDArray[np.bool_]
@@ -83,6 +84,22 @@ class DrawnRings:
 def polygons_of(seen: Floats, counts: Numbers) -> Shape:
     """Polygons of rings in a plane, one behind the other."""
     return shapely.polygons(shapely.linearrings(seen, indices=np.repeat(np.arange(len(counts)), counts)))
+
+
+@quietly
+def are_sound(at: Floats, counts: Numbers, geographic: bool) -> Mask:
+    """Which of many rings neither cross nor touch themselves, as `Drawing.check` sees it; False, too, of
+    those on the globe that are whole on no chart."""
+    if not len(counts):
+        return np.zeros(0, bool)
+    if not geographic:
+        return np.asarray(shapely.is_valid(polygons_of(at, counts)))
+    drawn, found = DrawnRings(at, counts), np.zeros(len(counts), bool)
+    first = np.where(drawn.whole.any(axis=1), drawn.whole.argmax(axis=1), -1)
+    for chart in set(first[first >= 0].tolist()):
+        some = np.flatnonzero(first == chart)
+        found[some] = shapely.is_valid(drawn.on(chart, some))
+    return found
 
 
 def meet_on(shape: Shape, others: Shape) -> Mask:
