@@ -44,8 +44,8 @@ _decode_keyed = msgspec.msgpack.Decoder(tuple[bytes, bytes | None, bytes]).decod
 _decode_placed = msgspec.msgpack.Decoder(tuple[bytes, bytes | None, bytes, bytes]).decode
 _KEYED: Final = b"\x93"
 """How an array of three begins in msgpack."""
-_PLACED: Final = b"\x94"
-"""The same of four."""
+PLACED: Final = b"\x94"
+"""The same of four: the value of a canonical key that has several entries."""
 
 
 def pack_value(forms: bytes, include_json: bytes | None = None) -> bytes:
@@ -91,7 +91,7 @@ def unpack_keyed_value(value: bytes) -> tuple[bytes, bytes | None, bytes]:
         InvariantViolationError: `value` was not made by `pack_keyed_value`.
     """
     try:
-        if value.startswith(_PLACED):
+        if value.startswith(PLACED):
             forms, include_json, key, _ = _decode_placed(value)
             return forms, include_json, key
         return _decode_keyed(value)
@@ -101,16 +101,11 @@ def unpack_keyed_value(value: bytes) -> tuple[bytes, bytes | None, bytes]:
 
 def canonical_keys(values: Sequence[bytes]) -> list[bytes]:
     """The canonical keys of values that hold them. Raises as `unpack_keyed_value`."""
-    placed, keyed, mark = _decode_placed, _decode_keyed, _PLACED
+    placed, keyed, mark = _decode_placed, _decode_keyed, PLACED
     try:
         return [(placed(one) if one.startswith(mark) else keyed(one))[2] for one in values]
     except msgspec.DecodeError:
         return [unpack_keyed_value(value)[2] for value in values]  # which one
-
-
-def has_places(value: bytes) -> bool:
-    """Whether a value's canonical key has several entries."""
-    return value.startswith(_PLACED)
 
 
 def places_of(value: bytes) -> bytes:
@@ -120,7 +115,7 @@ def places_of(value: bytes) -> bytes:
     Raises:
         InvariantViolationError: as `unpack_keyed_value`.
     """
-    if not value.startswith(_PLACED):
+    if not value.startswith(PLACED):
         return b""
     try:
         return _decode_placed(value)[3]
@@ -137,7 +132,7 @@ def check_value(value: bytes) -> bool:
     Raises:
         InvariantViolationError: it was made by neither `pack_value` nor `pack_keyed_value`.
     """
-    keyed = value.startswith((_KEYED, _PLACED))
+    keyed = value.startswith((_KEYED, PLACED))
     if keyed:
         unpack_keyed_value(value)
     else:

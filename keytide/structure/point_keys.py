@@ -108,8 +108,9 @@ def points_of(
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Which of some keys are such points (bool[n]), and the coordinates of those (float64[m] each)."""
     whole = [len(key) == LENGTH for key in keys]
-    every = all(whole)
-    chosen = keys if every else [key for key, one in zip(keys, whole, strict=True) if one]
+    if not any(whole):
+        return np.zeros(len(keys), np.bool_), np.empty(0), np.empty(0)
+    chosen = keys if all(whole) else [key for key, one in zip(keys, whole, strict=True) if one]
     table = np.frombuffer(b"".join(chosen), np.uint8).reshape(-1, LENGTH)
     tags = table[:, [_X, _Y]]
     fine = (table[:, _FIXED] == _SAME).all(axis=1) & ((tags == TAG_NEGATIVE) | (tags == TAG_NUMBER)).all(

@@ -44,7 +44,7 @@ from keytide.geometry import (
     sound_rings,
 )
 from keytide.geometry.geojson import MOST_COORDINATES
-from keytide.model.entry import has_places, places_of
+from keytide.model.entry import PLACED, places_of
 from keytide.structure.interface import Box, Boxed, NotOrderedError, Selected, WantedKeys
 from keytide.structure.keyed import KeyedStructure
 from keytide.structure.point_keys import point_cell_of, points_of
@@ -253,21 +253,29 @@ def firsts_of_several(spans: Sequence[Bounds]) -> Callable[[Sequence[Row]], list
     lows = [low for low, _ in spans]
     highs = [high for _, high in spans]
 
-    def is_first(entry_key: bytes, places: bytes) -> bool:
-        """Of an entry that is read."""
+    def first_read(value: bytes) -> bytes:
+        """The first of a value's places that is read."""
+        places = places_of(value)
         for at in range(0, len(places), CELL_BYTES):
             place = places[at : at + CELL_BYTES]
-            if entry_key.startswith(place):
-                return True
             span = bisect_right(lows, place) - 1
             if span >= 0 and ((high := highs[span]) is None or place < high):
-                return False
-        return True
+                return place
+        return b""
 
     def firsts(entries: Sequence[Row]) -> list[Row]:
-        return [
-            entry for entry in entries if not has_places(entry[1]) or is_first(entry[0], places_of(entry[1]))
-        ]
+        known: dict[bytes, bytes] = {}  # entries of one document have the same value, and are near
+        found: list[Row] = []
+        for entry in entries:
+            entry_key, value = entry
+            if value.startswith(PLACED):
+                first = known.get(value)
+                if first is None:
+                    first = known[value] = first_read(value)
+                if not entry_key.startswith(first):
+                    continue
+            found.append(entry)
+        return found
 
     return firsts
 

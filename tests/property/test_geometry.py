@@ -94,7 +94,7 @@ def rings_around(rng: random.Random, frame: Frame) -> tuple[list[float], list[Ge
 @given(seed=seeds, frame=st.sampled_from(["geographic", "planar"]))
 def test_rings_that_are_sound_together_are_by_themselves(seed: int, frame: Frame) -> None:
     rng = random.Random(seed)
-    raws = []
+    raws: list[Any] = []
     for _ in range(8):
         middle = shapes.place(rng)
         ring = shapes.star(rng, middle, shapes.size_of(rng), rng.randint(3, 9))

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,7 +30,7 @@ import msgspec
 
 from indexer.scan.local.filtering import Filters, Test, key_test, picked
 from indexer.scan.local.once import OneByOne, SoonDone
-from indexer.scan.local.tasks import Pace, SliceWork, Task, Unfinished
+from indexer.scan.local.tasks import UNHURRIED, Pace, SliceWork, Task, Unfinished
 from indexer.scan.peer.messages import Entry, IndexUnknownHereError, ReadRequest, ReadSpan, UnknownTaskError
 from indexer.scan.plan.selection import Shape, stretches
 from indexer.scan.shape.rows import RowMaker
@@ -47,6 +47,8 @@ REMEMBERED: Final = 1_000
 FIRST_BLOCK: Final = 8
 LARGEST_BLOCK: Final = 512
 """Entries that are looked at between two seeks for distinct keys: a seek costs as much as some tens."""
+JOINED_BYTES: Final = 256 * 1024
+"""Of blocks that are looked at together."""
 
 
 @dataclass(slots=True)
@@ -236,6 +238,8 @@ def _each(
 ) -> None:
     """Pick from some stretches, until the read ends."""
     blocks = snapshot.rows_of(spans, request.span.reverse)
+    if pace is UNHURRIED:  # fewer and larger ones, for what is looked at as columns
+        blocks = _joined(blocks, min(4 * request.paging.limit, most // 2))
     for part in (part for block in blocks for part in pace.parts(block)):
         result.examined += len(part)
         full = result.take(part if test is None else picked(test, part), request)
@@ -246,6 +250,20 @@ def _each(
         if result.examined >= most or pace.spent:
             result.more, result.reached = True, part[-1][0]
             return
+
+
+def _joined(blocks: Iterable[list[Entry]], least: int) -> Iterator[list[Entry]]:
+    """The same entries in blocks of so many at least, or of `JOINED_BYTES`."""
+    held: list[Entry] = []
+    size = 0
+    for block in blocks:
+        held += block
+        size += sum(len(value) for _, value in block)
+        if len(held) >= least or size >= JOINED_BYTES:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
 
 
 def _distinct(

@@ -15,7 +15,7 @@ from keytide.geometry.drawn.charts import Shape, uvw
 from keytide.geometry.drawn.drawing import LEAST_W
 from keytide.geometry.drawn.meeting import TOLERANCE, covers_on
 from keytide.geometry.drawn.quiet import quietly
-from keytide.geometry.drawn.sphere import Floats, chord2_of_sines, degrees, normals, vectors
+from keytide.geometry.drawn.sphere import Floats, chord2_of_sines, cross, degrees, normals, vectors
 
 Mask = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
@@ -59,7 +59,7 @@ class DrawnRings:
         start, end = self._vector[:-1], self._vector[1:]
         normal = normals(start, end)
         sine = normal @ vector
-        beside = (np.cross(normal, start) @ vector > 0) & (np.cross(end, normal) @ vector > 0)
+        beside = (cross(normal, start) @ vector > 0) & (cross(end, normal) @ vector > 0)
         beside[(self._starts - 1)[1:]] = False  # from one ring to the next one
         square = np.full(len(self._vector), np.inf)
         square[:-1][beside] = sine[beside] ** 2

@@ -66,9 +66,17 @@ def chord2_of(angle: float) -> float:
 def normals(start: Floats, end: Floats) -> Floats:
     """Unit vectors left of edges (zero for an edge without length). (end - start) x (end + start) is twice
     start x end, and exact where they are near (S2's RobustCrossProd)."""
-    cross = np.cross(start + end, end - start)
-    length = np.linalg.norm(cross, axis=1, keepdims=True)
-    found: Floats = np.divide(cross, length, out=np.zeros_like(cross), where=length > 0)
+    across = cross(start + end, end - start)
+    length = np.sqrt((across * across).sum(axis=1, keepdims=True))
+    found: Floats = np.divide(across, length, out=np.zeros_like(across), where=length > 0)
+    return found
+
+
+def cross(one: Floats, other: Floats) -> Floats:
+    """Cross products of rows (n, 3): numpy's takes several times as long for so few."""
+    found = np.empty(one.shape)
+    for axis, (a, b) in enumerate(((1, 2), (2, 0), (0, 1))):
+        np.subtract(one[:, a] * other[:, b], one[:, b] * other[:, a], out=found[:, axis])
     return found
 
 
@@ -81,7 +89,7 @@ def nearest(points: Floats, vertices: Floats, start: Floats, end: Floats) -> tup
     best = np.full(len(points), np.inf)
     place = np.zeros((len(points), 3))
     normal = normals(start, end)
-    ahead, behind = np.cross(normal, start), np.cross(end, normal)
+    ahead, behind = cross(normal, start), cross(end, normal)
     columns = max(1, min(_MOST_COLUMNS, max(len(vertices), len(start))))
     rows = _MOST_PAIRS // columns
     for top in range(0, len(points), rows):
@@ -124,7 +132,7 @@ def nearest_of_edges(points: Floats, start: Floats, end: Floats) -> Floats:
     """How near the nearest of some points is to each edge, where it is beside it: squared chords, infinite
     where none is."""
     normal = normals(start, end)
-    ahead, behind = np.cross(normal, start), np.cross(end, normal)
+    ahead, behind = cross(normal, start), cross(end, normal)
     best = np.full(len(start), np.inf)
     height = max(1, _MOST_PAIRS // len(start))
     for top in range(0, len(points), height):
@@ -151,8 +159,8 @@ def crossings(q: Floats, r: Floats, start: Floats, end: Floats) -> int:
     """How many edges the arc from q to r crosses, none of them at an end of it."""
     plane = np.cross(q, r)
     from_side, to_side = start @ plane, end @ plane
-    cross = np.cross(start, end)
-    q_side, r_side = cross @ q, cross @ r
+    across = cross(start, end)
+    q_side, r_side = across @ q, across @ r
     # They cross where each has its ends on both sides of the other, and on the same half of the sphere.
     crossed = (from_side * to_side < 0) & (q_side * r_side < 0) & (from_side * q_side < 0)
     return int(np.count_nonzero(crossed))
@@ -163,6 +171,6 @@ def signed_area(ring: Floats) -> float:
     2 pi less the sum of its turns (Gauss-Bonnet)."""
     before, after = np.roll(ring, 1, axis=0), np.roll(ring, -1, axis=0)
     come, go = normals(before, ring), normals(ring, after)
-    sine = np.einsum("ij,ij->i", np.cross(come, go), ring)
+    sine = np.einsum("ij,ij->i", cross(come, go), ring)
     turns = np.arctan2(sine, np.einsum("ij,ij->i", come, go))
     return float(2 * np.pi - turns.sum()) % (4 * math.pi)
