@@ -58,7 +58,13 @@ Read by every package; the cells of documents are on disk, so what `cells_of`, `
 give never changes for an index that exists.
 """
 
-from keytide.geometry.cells.covering import CELL_BYTES, cells_of, point_cell, point_cells
+from keytide.geometry.cells.covering import (
+    CELL_BYTES,
+    cells_of,
+    point_cell,
+    point_cells,
+    quick_cells_of_rings,
+)
 from keytide.geometry.distance import bounds, distance, distances, load_libraries, ring_distances
 from keytide.geometry.geojson import MOST_NESTED, Frame, NotAGeometryError, Relation
 from keytide.geometry.query_shape import QueryShape
@@ -94,6 +100,7 @@ __all__ = [
     "point",
     "point_cell",
     "point_cells",
+    "quick_cells_of_rings",
     "ring_distances",
     "sound_rings",
 ]

@@ -93,6 +93,10 @@ class Rings:
     def __len__(self) -> int:
         return len(self.counts)
 
+    def some(self, which: NDArray[np.bool_]) -> Rings:
+        """Some of them."""
+        return Rings(self.at[which.repeat(self.counts)], self.counts[which], self.frame)
+
     def geometry(self, number: int) -> Geometry:
         """One of them."""
         end = self._ends[number]

@@ -58,8 +58,7 @@ def rings_of(keys: Sequence[bytes], frame: Frame) -> tuple[npt.NDArray[np.bool_]
     whole = np.logical_and.reduceat(fine, ends - counts) & (at[ends - counts] == at[ends - 1]).all(axis=1)
     if not whole.all():
         are[are] = whole
-        at, counts = at[np.repeat(whole, counts)], counts[whole]
-    return are, Rings(at, counts, frame)
+    return are, Rings(at, counts, frame).some(whole)
 
 
 def decoded_rings(keys: Sequence[bytes]) -> list[Json]:

@@ -41,6 +41,7 @@ from keytide.geometry import (
     geometry_of,
     indexed_geometry,
     point_cells,
+    quick_cells_of_rings,
     sound_rings,
 )
 from keytide.geometry.geojson import MOST_COORDINATES
@@ -151,15 +152,16 @@ class Spatial(KeyedStructure):
     def _areas(self, keys: Sequence[bytes]) -> Iterator[tuple[bytes, ...] | Exception]:
         """The same of other keys than points: whether rings cross themselves is asked of many together."""
         are, rings = rings_of(keys, frame_of(self.srid))
-        sound = iter(sound_rings(rings).tolist())
-        number = 0
+        are[are] = sound = sound_rings(rings)
+        rings = rings.some(sound)
+        quick = enumerate(quick_cells_of_rings(rings, MOST_CELLS))
         for key, is_ring in zip(keys, are.tolist(), strict=True):
-            known = None
-            if is_ring:
-                known = rings.geometry(number) if next(sound) else None
-                number += 1
+            number, cells = next(quick) if is_ring else (0, None)
             try:
-                yield self._stored(key) if known is None else self._cells(key, known)
+                if cells is not None:
+                    yield tuple(map(cell_key, cells))
+                else:
+                    yield self._cells(key, rings.geometry(number)) if is_ring else self._stored(key)
             except _failures() as error:
                 yield error
 

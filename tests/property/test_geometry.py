@@ -32,6 +32,7 @@ from keytide.geometry import (
     point,
     point_cell,
     point_cells,
+    quick_cells_of_rings,
     ring_distances,
     sound_rings,
 )
@@ -88,6 +89,27 @@ def rings_around(rng: random.Random, frame: Frame) -> tuple[list[float], list[Ge
     far = shapes.star(rng, [(middle[0] + 360) % 360 - 180, -middle[1]], size, 5)
     made.append(geometry({"type": "Polygon", "coordinates": [far]}, frame))
     return middle, [one for one in made if one is not None]
+
+
+@settings(max_examples=share.examples(300), deadline=None)
+@given(seed=seeds)
+def test_polygons_have_the_same_cells_together_and_by_themselves(seed: int) -> None:
+    rng = random.Random(seed)
+    middle, corners = shapes.place(rng), rng.choice([3, 4, 5, 8, 9, 20, 60])
+    made: list[Geometry] = []
+    while len(made) < 8:
+        there, size = shapes.beside(middle, rng.uniform(0, 7), rng.uniform(0, 0.3)), shapes.size_of(rng)
+        ring = shapes.star(rng, there, size, corners)
+        if rng.random() < 0.7:  # convex
+            around = [2 * math.pi * at / corners for at in range(corners)]
+            ring = [shapes.beside(there, azimuth, size) for azimuth in around]
+            ring.append(ring[0])
+        one = geometry({"type": "Polygon", "coordinates": [ring]})
+        made += [] if one is None else [one]
+    _, rings = rings_of([encode_part(one.geojson) for one in made], "geographic")
+    most = rng.choice([1, 8, 16])
+    for one, cells in zip(made, quick_cells_of_rings(rings, most), strict=True):
+        assert cells is None or cells == cells_of(one, most)
 
 
 @settings(max_examples=share.examples(300), deadline=None)

@@ -22,7 +22,7 @@ from keytide.geometry.cells.plane import lowest_of, place_of, planar_leaf, plana
 from keytide.geometry.cells.quick import polygon_cells
 from keytide.geometry.drawn.quiet import quietly
 from keytide.geometry.geojson import Frame
-from keytide.geometry.shapes import Geometry
+from keytide.geometry.shapes import Geometry, Rings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,6 +68,15 @@ def cells_of(geometry: Geometry, most: int = 8) -> tuple[int, ...]:
         return (point_cell(geometry.x, geometry.y, geometry.frame),)
     found = polygon_cells(geometry.geojson, geometry.frame, most)
     return tuple(covering_of(geometry.drawing, most) if found is None else found)
+
+
+def quick_cells_of_rings(rings: Rings, most: int = 8) -> list[tuple[int, ...] | None]:
+    """The same of many polygons; None of those that are to be asked about one by one."""
+    if rings.frame == "planar" or not len(rings):
+        return [None] * len(rings)
+    from keytide.geometry.cells.many import quick_cells
+
+    return quick_cells(rings, most)
 
 
 @quietly

@@ -32,7 +32,7 @@ MOST_HOLLOW: Final = 2.0
 """How many times larger than a polygon its hull may be."""
 CORNERS: Final = 8
 """Of the polygon around a circle, which is five percent larger."""
-_MARGIN: Final = 1e-10
+MARGIN: Final = 1e-10
 """In units of a face, half a millimetre: more than what rounding and the tolerance of meeting come to."""
 _TURNS: Final = [
     (math.cos(2 * math.pi * number / CORNERS), math.sin(2 * math.pi * number / CORNERS))
@@ -66,7 +66,7 @@ def circle_cells(middle: Vector, angle: float, most: int) -> list[int] | None:
     """
     if not 0 <= angle <= WIDEST:
         return None
-    around = math.tan(angle + _MARGIN) / math.cos(math.pi / CORNERS)
+    around = math.tan(angle + MARGIN) / math.cos(math.pi / CORNERS)
     least = min(range(3), key=lambda axis: abs(middle[axis]))
     axis = (float(least == 0), float(least == 1), float(least == 2))
     east = _unit(_cross(axis, middle))
@@ -81,7 +81,8 @@ def circle_cells(middle: Vector, angle: float, most: int) -> list[int] | None:
                 middle[2] + x * east[2] + y * north[2],
             )
         )
-    return _on_face(middle, corners, most)
+    placed = _on_face(middle, corners)
+    return None if placed is None else _cells(*placed, face_place, face_coordinate, MARGIN, most)
 
 
 def polygon_cells(geojson: Mapping[str, Any], frame: Frame, most: int) -> list[int] | None:
@@ -98,6 +99,13 @@ def polygon_cells(geojson: Mapping[str, Any], frame: Frame, most: int) -> list[i
         return None
     if frame == "planar":
         return _in_plane([(float(x), float(y)) for x, y in ring], most)
+    placed = spots_of(ring)
+    return None if placed is None else _cells(*placed, face_place, face_coordinate, MARGIN, most)
+
+
+def spots_of(ring: Sequence[Sequence[float]]) -> tuple[int, list[Spot]] | None:
+    """A face, and where on its chart the corners of a polygon on the globe are, in degrees, the first one not
+    repeated; None if it is not small, or not on one face."""
     corners = [vector_of(x, y) for x, y in ring]
     xs, ys, zs = zip(*corners, strict=True)
     total = (sum(xs), sum(ys), sum(zs))
@@ -106,7 +114,7 @@ def polygon_cells(geojson: Mapping[str, Any], frame: Frame, most: int) -> list[i
     middle = _unit(total)
     if min(_dot(middle, corner) for corner in corners) < math.cos(WIDEST):
         return None
-    return _on_face(middle, corners, most)
+    return _on_face(middle, corners)
 
 
 def planar_circle_cells(x: float, y: float, distance: float, most: int) -> list[int] | None:
@@ -116,12 +124,12 @@ def planar_circle_cells(x: float, y: float, distance: float, most: int) -> list[
     return _in_plane(spots, most)
 
 
-def _on_face(middle: Vector, corners: Sequence[Vector], most: int) -> list[int] | None:
+def _on_face(middle: Vector, corners: Sequence[Vector]) -> tuple[int, list[Spot]] | None:
     face = _face_of(middle)
     spots = [_spot(face, corner) for corner in corners]
-    if max(max(abs(u), abs(v)) for u, v in spots) >= 1 - _MARGIN:
+    if max(max(abs(u), abs(v)) for u, v in spots) >= 1 - MARGIN:
         return None
-    return _cells(face, spots, face_place, face_coordinate, _MARGIN, most)
+    return face, spots
 
 
 def _in_plane(spots: Sequence[Spot], most: int) -> list[int] | None:
