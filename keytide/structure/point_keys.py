@@ -51,14 +51,11 @@ def encode_place(value: Any) -> tuple[bytes, bytes]:
         coordinates = value.get("coordinates")
         if type(coordinates) is list and len(coordinates) == 2:
             x, y = coordinates
-            if type(x) is float is type(y) and _is_plain(x) and _is_plain(y):
+            # A float has no form of its own if it is neither integral nor infinite nor NaN.
+            plain = type(x) is float is type(y) and x - x == 0.0 == y - y
+            if plain and not (x.is_integer() or y.is_integer()):
                 return _encoded(x, y), b""
     return encode_part(value), key_forms((value,))
-
-
-def _is_plain(number: float) -> bool:
-    """Whether a float has no form of its own: it is neither integral nor infinite nor NaN."""
-    return number - number == 0.0 and not number.is_integer()
 
 
 def _encoded(x: float, y: float) -> bytes:

@@ -5,7 +5,8 @@ Theory of operation
 ===================
 What is split when, each polygon decides by itself; which cells touch a polygon, and which are inside of it,
 is worked out for all polygons of as many corners together, level by level, by the same operations on the same
-numbers, for the cells of documents are on disk. Whatever is not convex, not on one face, or stands alone, is left to the other way.
+numbers, for the cells of documents are on disk. Whatever is not convex, not on one face, or stands alone, is
+left to the other way.
 """
 
 from __future__ import annotations
