@@ -1,6 +1,6 @@
 """Cells: ids of squares of the sphere and of the plane, what documents take of them, and what queries read.
 
 Ids (`curve`) of positions in degrees (`geographic`) and in a plane (`plane`); the covering of a geometry
-(`covering`); the stretches of ids that a query reads (`spans`). Called by the rest of `keytide.geometry`,
-which says to others what they need.
+(`covering`; `quick` of what there mostly is, `many` of a batch of that); the stretches of ids that a query
+reads (`spans`). Called by the rest of `keytide.geometry`, which says to others what they need.
 """

@@ -1,6 +1,6 @@
 """Geometries as numpy and shapely take them. Imported when something is to be tested, measured or covered.
 
 Vectors (`sphere`), the planes on which edges are straight (`charts`), a geometry on them (`drawing`), also
-where it is wider than one (`wide`), and whether two of them meet, or one covers the other (`meeting`). Called
-by the rest of `keytide.geometry`.
+where it is wider than one (`wide`), many polygons together (`rings`), and whether two of them meet, or one
+covers the other (`meeting`). Called by the rest of `keytide.geometry`.
 """
