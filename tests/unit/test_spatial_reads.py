@@ -327,6 +327,29 @@ def test_a_crowd_beside_the_circle_is_read_when_there_is_nothing_else() -> None:
     assert 1_000 < rows[0]["distance"] < 1_010
 
 
+def test_a_search_that_was_asked_before_reads_a_few_times_what_it_gives() -> None:
+    """Radii that follow from how many were given, not found, grow from search to search."""
+    lattice = {f"d{at:04}": dot(10 + at % 55 / 10, 10 + at // 55 / 10) for at in range(3_000)}
+    places = Places(BY_CELL, 4326, lattice)
+    chance = random.Random(3)
+    explained = []
+
+    async def ask() -> None:
+        service = places.world.services()["n0"]
+        for _ in range(30):
+            near = Near(point=[chance.uniform(11, 14), chance.uniform(11, 14)], limit=10)
+            request = ScanRequest(near=near, explain=True)
+            answer = await scan_nearest(service.shared, "by_place", request, near, never)
+            explained.append(json.loads(answer.body)["explain"])
+
+    asyncio.run(ask())
+    settled = explained[10:]
+    assert max(one["searches"] for one in settled) <= 2
+    assert sum(one["searches"] for one in settled) < 1.5 * len(settled)
+    read = [sum(each["rows_read"] for each in one["slices"]) for one in settled]
+    assert sum(read) < 100 * len(settled)
+
+
 def test_those_at_one_distance_come_in_one_order_whoever_asked_before() -> None:
     places = Places(BY_ID, 4326, {f"d{at:02}": square(11, 11, 0.1 + at / 20) for at in range(40)})
     found: list[str] = []
