@@ -58,7 +58,7 @@ def foreground(documents: int = HALF_MILLION, nice: int | None = None) -> Result
         state = _state(bench, build)
         say(f"beside build {build} ({state['state']}, {state['rate']:,.0f}/s): {during:,.0f} documents/s")
         with writing(bench, WRITTEN_PER_S) as written:
-            fresh = percentiles(probes(bench, PROBES))
+            fresh = percentiles([probe.took for probe in probes(bench, PROBES)])
             result.figures["offered_beside_documents_per_s"] = written()
         result.figures.update({f"freshness_beside_{name}": value for name, value in fresh.items()})
         still = _state(bench, build)

@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 from confluent_kafka import Message, Producer
 
 from benchmarks.documents import CITIES, PARTITIONS, document, document_id, load
-from benchmarks.harness import Bench, Result, machine_state, percentiles, progress_line
+from benchmarks.harness import Bench, Result, machine_state, percentiles, progress_line, say
+from benchmarks.hops import Probe, hops
 from benchmarks.throughput import BY_CITY, MILLION, TOPIC
 from keytide.errors import invariant
 
@@ -64,14 +65,26 @@ def freshness(documents: int = 100_000, per_second: int = 20_000) -> Result:
     """From a record's timestamp to the answer of a stable scan that includes it: idle, then under load."""
     result = Result("freshness", machine=machine_state())
     with filled(2, documents) as bench:
-        idle = percentiles(probes(bench, PROBES))
-        with writing(bench, per_second) as written:
-            loaded = percentiles(probes(bench, PROBES))
+        idle = probes(bench, PROBES)
+        idle_hops = hops(bench, idle)
+        with writing(bench, per_second) as written, bench.measured(result):
+            loaded = probes(bench, PROBES)
             result.figures["offered_documents_per_s"] = written()
-    result.figures.update(idle)
-    result.figures.update({f"loaded_{name}": value for name, value in loaded.items()})
-    result.sizes = {"documents": documents, "probes": PROBES, "documents_per_s": per_second, "nodes": 2}
+        loaded_hops = hops(bench, loaded)
+    for name, found, by_hop in (("", idle, idle_hops), ("loaded_", loaded, loaded_hops)):
+        shown = percentiles([probe.took for probe in found])
+        result.figures.update({f"{name}{one}": value for one, value in shown.items()})
+        result.sizes[f"{name}hops"] = {hop: percentiles(took) for hop, took in by_hop.items()}
+        say(_table(result.sizes[f"{name}hops"]))
+    result.sizes |= {"documents": documents, "probes": PROBES, "documents_per_s": per_second, "nodes": 2}
     return result
+
+
+def _table(by_hop: dict[str, dict[str, float]]) -> str:
+    return "\n".join(
+        f"{hop:>10} {took['p50_ms']:8.1f} {took['p95_ms']:8.1f} {took['p99_ms']:8.1f} ms (p50, p95, p99)"
+        for hop, took in by_hop.items()
+    )
 
 
 @contextmanager
@@ -137,8 +150,8 @@ def _scans(bench: Bench, count: int) -> list[float]:
     return samples
 
 
-def probes(bench: Bench, count: int) -> list[float]:
-    """Milliseconds from a record's timestamp until a scan that must include it has answered."""
+def probes(bench: Bench, count: int) -> list[Probe]:
+    """Documents that were written one after the other, each looked for by a scan that must include it."""
     producer = Producer(
         {"bootstrap.servers": bench.bootstrap, "enable.idempotence": True, "linger.ms": 0, "acks": "all"}
     )
@@ -148,7 +161,7 @@ def probes(bench: Bench, count: int) -> list[float]:
         invariant(error is None, "BenchmarkProbe", str(error))
         placed.append((message.partition() or 0, message.offset() or 0))
 
-    samples: list[float] = []
+    found: list[Probe] = []
     for number in range(count):
         began = time.time_ns()
         probe = 10 * MILLION + number
@@ -156,13 +169,15 @@ def probes(bench: Bench, count: int) -> list[float]:
             TOPIC, document(probe), document_id(probe), timestamp=began // 1_000_000, on_delivery=delivered
         )
         producer.flush()
+        written = time.time_ns()
         partition, offset = placed.pop()
         bench.client.page("by_city", limit=1, at_least={str(partition): offset + 1}, timeout_ms=30_000)
-        samples.append((time.time_ns() - began) / 1e6)
-        progress_line(f"probe {number}: {samples[-1]:.1f} ms")
+        answered = time.time_ns()
+        found.append(Probe(partition, offset, began / 1e6, written / 1e6, answered / 1e6))
+        progress_line(f"probe {number}: {found[-1].took:.1f} ms")
         time.sleep(random.uniform(0.0, 0.02))  # not in step with the stability interval
     progress_line("")
-    return samples
+    return found
 
 
 @contextmanager
