@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from indexer.slice.core import SliceCore
 from keytide.catalog.catalog import Catalog
 from keytide.wire.messages import SliceStatus
 
+log = logging.getLogger(__name__)
+
+EVICTIONS_TOLD_MS: Final = 10_000
+"""Between lines of the log, of one slice."""
 _COMMIT_BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _FRESHNESS_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -106,3 +112,28 @@ class NodeMetrics:
             for gauge in (*gauges, self._violations):
                 gauge.remove(*place)
         self._shown = shown
+
+
+class Evictions:
+    """What a full slice has let go of: nothing else shows that a queue is kept for it (R4).
+
+    Args:
+        metrics: has the counter.
+    """
+
+    def __init__(self, metrics: NodeMetrics) -> None:
+        self._metrics = metrics
+        self._counted = self._told = self._told_at = 0
+
+    def look(self, core: SliceCore, now: int) -> None:
+        """Count what is new, and write a line of the log when the last one is old enough."""
+        self._metrics.evicted.inc(core.evicted - self._counted)
+        self._counted = core.evicted
+        if core.evicted > self._told and now - self._told_at >= EVICTIONS_TOLD_MS:
+            words = (
+                "slice %s/%d was full, and let go of %d documents that no timestamp reaches; its queue is "
+                "kept from offset %d on until they come again"
+            )
+            count = core.evicted - self._told
+            log.warning(words, core.index, core.slice, count, core.applied.queue_position)
+            self._told, self._told_at = core.evicted, now

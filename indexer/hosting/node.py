@@ -12,7 +12,8 @@ from typing import Final
 
 from indexer.hosting.control import Control
 from indexer.hosting.slice_runner import SliceKey
-from indexer.hosting.snapshots import SnapshotReader, SnapshotRing
+from indexer.hosting.snapshot_reader import SnapshotReader
+from indexer.hosting.snapshots import SnapshotRing
 from indexer.slice.write_load import WriteLoad
 from indexer.view import SliceTrouble, StoreExport
 from keytide.catalog.catalog import Catalog

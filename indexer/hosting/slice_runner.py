@@ -25,8 +25,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from indexer.hosting import slice_status as status
-from indexer.hosting.evictions import Evictions
-from indexer.hosting.metrics import NodeMetrics
+from indexer.hosting.metrics import Evictions, NodeMetrics
 from indexer.hosting.snapshots import SnapshotRing
 from indexer.hosting.spool import Spool
 from indexer.hosting.step_back import BeginAnew, step_back

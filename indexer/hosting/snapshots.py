@@ -21,21 +21,32 @@ ingest thread takes the slice out of service. A reader who only doubts (what was
 that may be the fault of the request) leaves a note: the ingest thread has the slice examined
 (`indexer.hosting.scrubber`), and it serves on meanwhile.
 
-The ingest thread adds, the endpoint's thread reads and leases: one short lock per ring. Times are passed in,
-in milliseconds.
+Nothing is looked through at a commit: what may have lost its reason to be kept is known from what has
+happened (it left the newest few, was passed by what is published, was outranked, its lease ran out), and that
+alone is looked at. So a commit costs the same whether five hundred snapshots are leased or none.
+
+The ingest thread adds, the endpoint's thread reads and leases: one short lock per ring. A reader is given
+back without it: Python collects an abandoned read, and so ends it, wherever some thread allocates, also under
+this lock, for which that thread would wait for ever. What is given back waits until the lock is free. Times
+are passed in, in milliseconds.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush
 from typing import Final
 
-from indexer.store.interface import UNNUMBERED, SkipLine, StoreDamagedError, StoredDocument, StoreSnapshot
+from indexer.hosting.snapshot_reader import SnapshotReader
+from indexer.store.interface import UNNUMBERED, StoreSnapshot
 from keytide.catalog.history import History
-from keytide.model.landmarks import rank
-from keytide.model.timestamp import Timestamp
+from keytide.model.landmarks import RankedNumbers
 
 AHEAD_LIMIT: Final = 96
 """Snapshots newer than the published one, kept for slower slices beside twice the ring. Each holds pages of
@@ -47,12 +58,14 @@ LEASED_LIMIT: Final = 512
 
 @dataclass(slots=True)
 class _OpenSnapshot:
-    """An open snapshot: how many readers it has, and until when whom it is leased to."""
+    """An open snapshot: how many readers it has, and until when whom it is leased to. `look_at` is
+    when its leases are looked at next."""
 
     snapshot: StoreSnapshot
     number: int
     readers: int = 0
     leases: dict[str, int] = field(default_factory=dict)
+    look_at: int | None = None
     dropped: bool = False
 
 
@@ -60,7 +73,7 @@ class SnapshotRing:
     """The open snapshots of one slice. Safe to use from several threads.
 
     Args:
-        kept: how many of the newest to keep.
+        kept: how many of the newest to keep, at least one.
 
     Attributes:
         reads: how often a snapshot was given out.
@@ -70,7 +83,15 @@ class SnapshotRing:
         self._kept = kept
         self._ahead = AHEAD_LIMIT + kept
         self._lock = threading.Lock()
+        self._given_back: deque[_OpenSnapshot] = deque()
         self._numbered: dict[int, _OpenSnapshot] = {}
+        self._order: list[int] = []
+        """Their numbers, ascending."""
+        self._past = RankedNumbers()
+        """Those past the published one, but for the newest few."""
+        self._leased: set[int] = set()
+        self._lease_ends: list[tuple[int, int]] = []
+        """Heap of (when to look at its leases, number)."""
         self._tip: _OpenSnapshot | None = None
         self._joined = False
         self._leaves = False
@@ -88,33 +109,34 @@ class SnapshotRing:
             number: of the commit, -1 when no stable scan may read it (what a restart finds, for instance:
                 the slice joins the next number first).
         """
-        with self._lock:
+        with self._alone():
             previous, self._tip = self._tip, _OpenSnapshot(snapshot, number)
             self._joined = self._joined or (number != UNNUMBERED and number >= self._published)
             if number != UNNUMBERED:
-                known = self._numbered.get(number)
-                if known is not None and known is not previous:
-                    _drop(known)
-                self._numbered[number] = self._tip
+                self._number(self._tip, previous)
             if previous is not None and self._numbered.get(previous.number) is not previous:
                 _drop(previous)
-            self._drop_unkept(now)
+            self._end_leases(now)
 
     def publish(self, number: int, now: int) -> None:
         """The leader announced a newest common number."""
-        with self._lock:
+        with self._alone():
             if number > self._published:
-                self._published = number
-                self._drop_unkept(now)
+                before, self._published = self._published, number
+                passed = self._order[bisect_left(self._order, before) : bisect_right(self._order, number)]
+                for one in passed:
+                    self._past.discard(one)
+                self._drop_unkept(passed)
+                self._end_leases(now)
 
     def leave(self, leaves: bool) -> None:
         """Whether leases are given only of snapshots that somebody has leased (R42)."""
-        with self._lock:
+        with self._alone():
             self._leaves = leaves
 
     def in_use(self, now: int) -> int:
         """How many snapshots are leased, or being read."""
-        with self._lock:
+        with self._alone():
             kept = list(self._numbered.values())
             if self._tip is not None and self._numbered.get(self._tip.number) is not self._tip:
                 kept.append(self._tip)
@@ -122,13 +144,13 @@ class SnapshotRing:
 
     def expire(self, now: int) -> None:
         """Let go of what only ran-out leases held."""
-        with self._lock:
-            self._drop_unkept(now)
+        with self._alone():
+            self._end_leases(now)
 
     def roll_back(self, history: History) -> None:
         """Let go of every snapshot whose number is void in `history`, and of the newest commit: the next
         `add` brings the one that holds."""
-        with self._lock:
+        with self._alone():
             tip, self._tip = self._tip, None
             self._joined = False
             if tip is not None and self._numbered.get(tip.number) is not tip:
@@ -139,15 +161,21 @@ class SnapshotRing:
                     _drop(kept)
             if self._published not in self._numbered:
                 self._published = max(self._numbered, default=UNNUMBERED)
+            self._order = sorted(self._numbered)
+            self._leased.intersection_update(self._numbered)
+            self._past = RankedNumbers(n for n in self._order[: -self._kept] if n > self._published)
+            self._drop_unkept(list(self._order))
 
     def close(self) -> None:
         """Let go of everything; readers at work finish first."""
-        with self._lock:
+        with self._alone():
             for kept in self._numbered.values():
                 _drop(kept)
             if self._tip is not None:
                 _drop(self._tip)
             self._numbered.clear()
+            self._order, self._past = [], RankedNumbers()
+            self._leased.clear()
             self._tip = None
 
     @property
@@ -157,7 +185,7 @@ class SnapshotRing:
 
     def take_doubt(self) -> str:
         """What made readers doubt since this was last asked, empty when nothing."""
-        with self._lock:
+        with self._alone():
             doubt, self._doubt = self._doubt, ""
             return doubt
 
@@ -166,50 +194,80 @@ class SnapshotRing:
     def report_damage(self, reason: str) -> None:
         """The store says that it is damaged: nothing of this ring is given out any more, and the ingest
         thread takes the slice out of service."""
-        with self._lock:
+        with self._alone():
             self._damage = self._damage or reason
 
     def report_doubt(self, reason: str) -> None:
         """What a reader got contradicts itself: the ingest thread has the slice examined."""
-        with self._lock:
+        with self._alone():
             self._doubt = self._doubt or reason
 
     def acquire(self, number: int) -> SnapshotReader | None:
         """The snapshot of that number, to be released once; None when it is not held (any more)."""
-        with self._lock:
+        with self._alone():
             return self._reading(self._numbered.get(number))
 
     def tip(self) -> SnapshotReader | None:
         """The newest commit, numbered or not. Until one has joined the published numbers (again) it is the
         newest number held instead, None when there is none, or only older ones than are published."""
-        with self._lock:
+        with self._alone():
             if self._joined or self._tip is None:
                 return self._reading(self._tip)
-            newest = max(self._numbered, default=UNNUMBERED)
+            newest = self._order[-1] if self._order else UNNUMBERED
             return self._reading(self._numbered.get(newest)) if newest >= self._published else None
 
     def newest(self) -> int:
         """The newest number held, -1 when none."""
-        with self._lock:
-            return max(self._numbered, default=UNNUMBERED)
+        with self._alone():
+            return self._order[-1] if self._order else UNNUMBERED
 
     def numbers(self) -> list[int]:
         """All numbers held, ascending."""
-        with self._lock:
-            return sorted(self._numbered)
+        with self._alone():
+            return list(self._order)
 
     def lease(self, number: int, holder: str, until: int) -> bool:
         """Keep a snapshot until a time for `holder`, in place of an earlier time; False when it cannot be
         kept."""
-        with self._lock:
+        with self._alone():
             kept = self._numbered.get(number)
             if kept is None or self._damage or (self._leaves and not kept.leases):
                 return False
-            leased = sum(1 for one in self._numbered.values() if one.leases)
-            if not kept.leases and leased >= LEASED_LIMIT:
+            if not kept.leases and len(self._leased) >= LEASED_LIMIT:
                 return False
             kept.leases[holder] = until
+            self._leased.add(number)
+            if kept.look_at is None or until < kept.look_at:
+                kept.look_at = until
+                heappush(self._lease_ends, (until, number))
             return True
+
+    # --- the lock ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._take_back()
+
+    def _release(self, kept: _OpenSnapshot) -> None:
+        """A reader has ended, perhaps in a thread that is in the midst of this ring."""
+        self._given_back.append(kept)
+        self._take_back()
+
+    def _take_back(self) -> None:
+        """Close what nobody reads any more; whoever has the lock does so when it has it no longer."""
+        while self._given_back and self._lock.acquire(blocking=False):
+            try:
+                while self._given_back:
+                    kept = self._given_back.popleft()
+                    kept.readers -= 1
+                    if kept.dropped and kept.readers == 0:
+                        kept.snapshot.close()
+            finally:
+                self._lock.release()
 
     # --- inside, under the lock -----------------------------------------------------------------------
 
@@ -218,122 +276,54 @@ class SnapshotRing:
             return None
         kept.readers += 1
         self.reads += 1
-        return SnapshotReader(self, kept)
+        return SnapshotReader(kept.snapshot, kept.number, self.report_damage, partial(self._release, kept))
 
-    def _release(self, kept: _OpenSnapshot) -> None:
-        with self._lock:
-            kept.readers -= 1
-            if kept.dropped and kept.readers == 0:
-                kept.snapshot.close()
+    def _number(self, tip: _OpenSnapshot, previous: _OpenSnapshot | None) -> None:
+        """Keep a commit under its number, and drop what it pushes out."""
+        number = tip.number
+        known, self._numbered[number] = self._numbered.get(number), tip
+        self._leased.discard(number)
+        if known is None:
+            insort(self._order, number)
+        elif known is not previous:
+            _drop(known)
+        outside = [number, *self._order[-self._kept - 1 : -self._kept]]
+        for one in outside:
+            if self._published < one < self._order[-self._kept :][0]:
+                self._past.add(one)
+        self._drop_unkept([*outside, *self._past.just_before_last(self._ahead)])
 
-    def _drop_unkept(self, now: int) -> None:
-        """Drop what no reason above keeps."""
-        numbers = sorted(self._numbered)
-        keep = set(numbers[-self._kept :])
-        keep.add(self._published)
-        ahead = [number for number in numbers if number > self._published and number not in keep]
-        keep.update(sorted(ahead, key=lambda number: (rank(number), number))[-self._ahead :])
-        for number in numbers:
-            kept = self._numbered[number]
-            if kept.leases:
-                kept.leases = {holder: until for holder, until in kept.leases.items() if until > now}
-            if number in keep or kept.leases:
+    def _end_leases(self, now: int) -> None:
+        """Let go of leases that have run out, and of what they alone have kept."""
+        while self._lease_ends and self._lease_ends[0][0] <= now:
+            at, number = heappop(self._lease_ends)
+            kept = self._numbered.get(number)
+            if kept is None or kept.look_at != at:
+                continue  # (dropped, replaced, or looked at before)
+            kept.leases = {holder: until for holder, until in kept.leases.items() if until > now}
+            kept.look_at = min(kept.leases.values(), default=None)
+            if kept.look_at is not None:
+                heappush(self._lease_ends, (kept.look_at, number))
+            else:
+                self._leased.discard(number)
+                self._drop_unkept([number])
+
+    def _drop_unkept(self, candidates: Iterable[int]) -> None:
+        for number in candidates:
+            kept = self._numbered.get(number)
+            if kept is None or self._keeps(number):
                 continue
             del self._numbered[number]
+            del self._order[bisect_left(self._order, number)]
+            self._past.discard(number)
             if kept is not self._tip:
                 _drop(kept)
 
-
-class SnapshotReader:
-    """One reader's hold on a snapshot (`indexer.view.ReadableSnapshot`)."""
-
-    __slots__ = ("_kept", "_released", "_ring", "incarnation", "number", "timestamp")
-
-    def __init__(self, ring: SnapshotRing, kept: _OpenSnapshot) -> None:
-        self._ring = ring
-        self._kept = kept
-        self._released = False
-        self.number = kept.number
-        self.incarnation = kept.snapshot.applied.incarnation
-        self.timestamp: Timestamp = kept.snapshot.applied.timestamp
-
-    def rows(
-        self,
-        low: bytes,
-        high: bytes | None,
-        reverse: bool = False,
-        limit: int | None = None,
-        start_after: bytes | None = None,
-    ) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Blocks of (entry key, value) in entry key order.
-
-        Raises:
-            StoreDamagedError: the slice is damaged; the ring knows by then.
-        """
-        try:
-            yield from self._kept.snapshot.rows(low, high, reverse, limit, start_after)
-        except StoreDamagedError as error:
-            self._ring.report_damage(error.message)
-            raise
-
-    def rows_of(
-        self,
-        spans: Sequence[tuple[bytes, bytes | None]],
-        reverse: bool = False,
-        limit: int | None = None,
-    ) -> Iterator[list[tuple[bytes, bytes]]]:
-        """The same of several spans. Raises as `rows` does."""
-        try:
-            yield from self._kept.snapshot.rows_of(spans, reverse, limit)
-        except StoreDamagedError as error:
-            self._ring.report_damage(error.message)
-            raise
-
-    def count(self, low: bytes, high: bytes | None) -> int:
-        """How many entries lie in [low, high). Raises as `rows` does."""
-        try:
-            return self._kept.snapshot.count(low, high)
-        except StoreDamagedError as error:
-            self._ring.report_damage(error.message)
-            raise
-
-    def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, StoredDocument]]:
-        """What the back index has, by document id, behind `after`. Raises as `rows`."""
-        try:
-            yield from self._kept.snapshot.back_rows(after)
-        except StoreDamagedError as error:
-            self._ring.report_damage(error.message)
-            raise
-
-    @property
-    def foreign(self) -> int:
-        """Documents that were met in two source partitions, ever."""
-        return self._kept.snapshot.counts.foreign
-
-    def documents(self, ids: Sequence[bytes]) -> list[StoredDocument | None]:
-        """What the back index has of each document, None for one without entries here. Raises as `rows`
-        does."""
-        try:
-            held = self._kept.snapshot.backs(ids)
-        except StoreDamagedError as error:
-            self._ring.report_damage(error.message)
-            raise
-        found = map(held.get, ids)
-        return [one if one is not None and one.keys else None for one in found]
-
-    def skips(self, limit: int, after: tuple[int, int] | None = None) -> list[SkipLine]:
-        """Lines of the skip ledger behind (partition, offset). Raises as `rows` does."""
-        try:
-            return self._kept.snapshot.skips(limit, after)
-        except StoreDamagedError as error:
-            self._ring.report_damage(error.message)
-            raise
-
-    def release(self) -> None:
-        """Give the snapshot back. Once is enough; more does nothing."""
-        if not self._released:
-            self._released = True
-            self._ring._release(self._kept)
+    def _keeps(self, number: int) -> bool:
+        """Whether any reason above keeps a number that is held."""
+        if number in self._leased or number == self._published or number in self._order[-self._kept :]:
+            return True
+        return number > self._published and self._past.among_last(self._ahead, number)
 
 
 def _drop(kept: _OpenSnapshot) -> None:

@@ -111,22 +111,21 @@ def hold_what_no_timestamp_reaches(patches: Patches) -> None:
 
 @mutant("R5", "the newest common number is not kept beside the ring")
 def forget_the_published(patches: Patches) -> None:
-    def drop_unkept(self: SnapshotRing, now: int) -> None:
-        published, self._published = self._published, -1
+    def keeps(self: SnapshotRing, number: int) -> bool:
         self._ahead = 1
-        _drop_unkept(self, now)
-        self._published = published
+        newest = number in self._order[-self._kept :]
+        return newest or (number != self._published and bool(_keeps(self, number)))
 
-    _drop_unkept = patches.put(SnapshotRing, "_drop_unkept", drop_unkept)
+    _keeps = patches.put(SnapshotRing, "_keeps", keeps)
 
 
 @mutant("R5, what a slower slice works towards", "numbers past the published one go, but for the newest few")
 def forget_the_slower(patches: Patches) -> None:
-    def drop_unkept(self: SnapshotRing, now: int) -> None:
+    def keeps(self: SnapshotRing, number: int) -> bool:
         self._ahead = 1
-        _drop_unkept(self, now)
+        return bool(_keeps(self, number))
 
-    _drop_unkept = patches.put(SnapshotRing, "_drop_unkept", drop_unkept)
+    _keeps = patches.put(SnapshotRing, "_keeps", keeps)
 
 
 @mutant("R6", "a restart reads on behind what was only held")

@@ -10,7 +10,8 @@ import pytest
 
 from indexer.hosting.control import STAMPS_KEPT, Control
 from indexer.hosting.node import ServingNode
-from indexer.hosting.snapshots import AHEAD_LIMIT, LEASED_LIMIT, SnapshotReader, SnapshotRing
+from indexer.hosting.snapshot_reader import SnapshotReader
+from indexer.hosting.snapshots import AHEAD_LIMIT, LEASED_LIMIT, SnapshotRing
 from indexer.hosting.spool import ChunkSpool
 from indexer.slice.events import ChunkKey
 from indexer.slice.freshness import newest_times
@@ -419,3 +420,30 @@ def test_what_is_being_read_is_in_use() -> None:
     for reader in readers:
         reader.release()
     assert shelf.ring.in_use(0) == 0
+
+
+def test_a_reader_may_be_given_back_wherever_the_ring_is_at_work() -> None:
+    """Python ends an abandoned read wherever it collects it: also in the midst of the ring, in one thread."""
+
+    class GivesBack(MemorySnapshot):
+        def close(self) -> None:
+            for reader in abandoned:
+                reader.release()
+            super().close()
+
+    abandoned: list[SnapshotReader] = []
+    ring, state = SnapshotRing(1), MemoryState(Applied())
+    read = MemorySnapshot(state)
+    ring.add(read, 1, 0)
+    reader = ring.acquire(1)
+    assert reader is not None
+    ring.add(GivesBack(state), 2, 0)
+    abandoned.append(reader)
+    ring.publish(3, 0)  # (drops the first, which is read)
+    assert list(read.rows()) == []
+    done = threading.Thread(target=ring.add, args=(MemorySnapshot(state), 3, 0), daemon=True)
+    done.start()
+    done.join(10)
+    assert not done.is_alive()
+    with pytest.raises(RetryableError):
+        list(read.rows())
