@@ -241,9 +241,13 @@ class Projector:
             self._release()
         waiting = bool(self._tracker.outstanding)
         due = self._reporter.due if self._untold else min(self._next_beat, now + 0.05)
-        timeout = 0.0 if waiting else max(0.0, due - now)
         linger = self._limits.linger_ms / 1000
         fill_until = self._last_batch + (BUSY_LINGERS * linger if self._busy else linger)
+        if now < fill_until and (waiting or self._untold):
+            # The source's client fills the batch by itself; to wait in it would leave answers unheard.
+            self._sender.poll(max(0.0, min(fill_until, due) - now))
+            return
+        timeout = 0.0 if waiting else max(0.0, due - now)
         harvest = self._members.source.read(self._limits.batch_documents, timeout, fill_until)
         if harvest:
             self._take_in(harvest)
