@@ -3,6 +3,7 @@ stuck."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import cast
@@ -660,6 +661,37 @@ def test_what_is_acknowledged_is_told_before_the_source_is_waited_for() -> None:
         assert waits[-1] == 0
         shell.turn()
         assert waits[-1] > 0, "it is told"
+
+
+def test_while_a_batch_fills_acknowledgements_are_waited_for() -> None:
+    """The source's client fills it anyhow; what is acknowledged meanwhile is told at once."""
+    shell = World(plan(1, ())).projectors[0].shell
+    shell._limits = shell._limits.model_copy(update={"linger_ms": 5})
+    done: list[str] = []
+    waits: list[float] = []
+
+    def acknowledge(_self: object, timeout: float = 0.0) -> None:
+        if timeout:
+            done.append("heard")
+            waits.append(timeout)
+            shell._delivered(0, 1, None)
+
+    def note(name: str, answer: object = None) -> Callable[..., object]:
+        return lambda *_, **__: done.append(name) or answer
+
+    with (
+        mock.patch.object(type(shell._members.source), "read", note("read")),
+        mock.patch.object(QueueSender, "poll", acknowledge),
+        mock.patch.object(report.ProjectorReporter, "progress", note("told", True)),
+    ):
+        shell._last_batch, shell._next_beat = shell._clock(), shell._clock() + 1
+        shell._tracker.outstanding[0] = 2
+        shell.turn()
+        assert done == ["heard", "told"]
+        assert 0 < waits[0] <= 0.005
+        del shell._tracker.outstanding[0]
+        shell.turn()
+        assert done == ["heard", "told", "read", "told"], "nothing is outstanding: the next is waited for"
 
 
 def test_progress_so_soon_after_the_last_is_told_in_a_moment() -> None:
