@@ -6,8 +6,8 @@ lets callbacks run, and performs what the tracker says. Several polls are in fli
 not wait for acknowledgements until a bound is reached.
 
 Latency: a record that comes alone goes out at once; the next batch waits until `linger_ms` after the last
-one, so that a busy stream makes full batches. While anything is in flight the thread waits for
-acknowledgements, else for records.
+one, so that a busy stream makes full batches. While anything is in flight, or is acknowledged and not told
+yet, the thread waits for acknowledgements and leaves the source's client to fetch; else it waits for records.
 
 Records of a new leader are not taken before the place that they follow is found to be on its log (R15): an
 election may have lost what was read. They are thrown away and read again after that.
@@ -50,6 +50,8 @@ CATALOG_INTERVAL_S = 0.02
 BUSY, BUSY_LINGERS = 50, 3
 """A stream that brings this many documents in a batch is busy: it waits this many times as long for the next
 to fill, since every batch costs a millisecond or two whatever is in it."""
+BACKLOG_SHARE = 4
+"""A projector whose last batch was this part of a full one is behind: nobody waits for a millisecond less."""
 
 
 def projector(settings: Settings) -> Projector:
@@ -109,7 +111,7 @@ class Projector:
         self._blocked_since: float | None = None
         self._held = False
         self._last_batch = 0.0
-        self._busy = False
+        self._last_documents = 0
         self._untold = False
         """Something was acknowledged since progress was told: reading does not wait then."""
         self._next_catalog = self._next_tick = self._next_beat = 0.0
@@ -242,9 +244,12 @@ class Projector:
         waiting = bool(self._tracker.outstanding)
         due = self._reporter.due if self._untold else min(self._next_beat, now + 0.05)
         linger = self._limits.linger_ms / 1000
-        fill_until = self._last_batch + (BUSY_LINGERS * linger if self._busy else linger)
-        if now < fill_until and (waiting or self._untold):
-            # The source's client fills the batch by itself; to wait in it would leave answers unheard.
+        busy = self._last_documents >= BUSY
+        fill_until = self._last_batch + (BUSY_LINGERS * linger if busy else linger)
+        behind = BACKLOG_SHARE * self._last_documents >= self._limits.batch_documents
+        if now < fill_until and (waiting or self._untold) and not behind:
+            # The source's client fills the batch by itself; to wait in it would leave answers unheard. (Where
+            # the projector is behind, a batch is full sooner, which only the source's client can tell.)
             self._sender.poll(max(0.0, min(fill_until, due) - now))
             return
         timeout = 0.0 if waiting else max(0.0, due - now)
@@ -284,7 +289,7 @@ class Projector:
                 positions[key] = max(last, end)
         if positions:
             self._last_batch = self._clock()
-            self._busy = sum(len(run.offsets) for runs in harvest.records.values() for run in runs) >= BUSY
+            self._last_documents = sum(len(run.offsets) for some in harvest.records.values() for run in some)
             self._emit(positions, harvest, marked)
         for key, end in unlooked.items():
             self._members.doubt(key, -1, f"nothing shows the leader epoch of what lies below {end}", end)

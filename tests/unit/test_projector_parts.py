@@ -677,7 +677,11 @@ def test_while_a_batch_fills_acknowledgements_are_waited_for() -> None:
             shell._delivered(0, 1, None)
 
     def note(name: str, answer: object = None) -> Callable[..., object]:
-        return lambda *_, **__: done.append(name) or answer
+        def called(*_: object, **__: object) -> object:
+            done.append(name)
+            return answer
+
+        return called
 
     with (
         mock.patch.object(type(shell._members.source), "read", note("read")),
