@@ -34,7 +34,8 @@ class HeardTopics:
         self._watch = EndWatch(lambda: admin(settings), self._reports)
 
     def _reader(self) -> Consumer:
-        """One that goes on at the end when its place is gone: reports are said again."""
+        """One that goes on at the end when its place is gone: reports are said again. What a broker holds a
+        fetch for is left as it is (500 ms): a report ends it, and they come all the time."""
         return consumer(self._settings, auto_offset_reset="latest")
 
     def assign(self, starts: Mapping[str, int]) -> None:

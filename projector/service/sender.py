@@ -88,6 +88,8 @@ class QueueSender:
         self._open()
 
     def _open(self) -> None:
+        # No linger: what comes here is a batch by itself. librdkafka sends a request for each partition, and
+        # a broker answers those of a connection in turn: progress waits for as many as there are slices.
         self._producer = self._transport.producer(
             compression_type=COMPRESSION,
             queue_buffering_max_messages=100_000,

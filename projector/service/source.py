@@ -33,6 +33,9 @@ QUEUE_KBYTES = 32 * 1024
 """Records fetched ahead: two or three full polls of documents of 240 bytes, and the largest part of this
 process's memory."""
 
+FETCH_WAIT_MS = 200
+"""How long a broker holds a fetch that finds nothing. A record ends it at once (`fetch.min.bytes` is 1), so
+this is only how often an idle projector asks anew, and how long a partition may wait that is resumed."""
 
 BATCH_BYTES = 16 * 1024 * 1024
 """About how much one read takes when documents are large."""
@@ -85,7 +88,7 @@ class GroupMember:
             queued_max_messages_kbytes=QUEUE_KBYTES,
             fetch_message_max_bytes=2 * 1024 * 1024,
             fetch_max_bytes=16 * 1024 * 1024,
-            fetch_wait_max_ms=200,
+            fetch_wait_max_ms=FETCH_WAIT_MS,
             topic_metadata_refresh_interval_ms=5_000,
             on_commit=self._on_commit,
         )
