@@ -36,8 +36,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -83,6 +82,7 @@ class SnapshotRing:
         self._kept = kept
         self._ahead = AHEAD_LIMIT + kept
         self._lock = threading.Lock()
+        self._alone = _Alone(self)
         self._given_back: deque[_OpenSnapshot] = deque()
         self._numbered: dict[int, _OpenSnapshot] = {}
         self._order: list[int] = []
@@ -109,7 +109,7 @@ class SnapshotRing:
             number: of the commit, -1 when no stable scan may read it (what a restart finds, for instance:
                 the slice joins the next number first).
         """
-        with self._alone():
+        with self._alone:
             previous, self._tip = self._tip, _OpenSnapshot(snapshot, number)
             self._joined = self._joined or (number != UNNUMBERED and number >= self._published)
             if number != UNNUMBERED:
@@ -120,7 +120,7 @@ class SnapshotRing:
 
     def publish(self, number: int, now: int) -> None:
         """The leader announced a newest common number."""
-        with self._alone():
+        with self._alone:
             if number > self._published:
                 before, self._published = self._published, number
                 passed = self._order[bisect_left(self._order, before) : bisect_right(self._order, number)]
@@ -131,12 +131,12 @@ class SnapshotRing:
 
     def leave(self, leaves: bool) -> None:
         """Whether leases are given only of snapshots that somebody has leased (R42)."""
-        with self._alone():
+        with self._alone:
             self._leaves = leaves
 
     def in_use(self, now: int) -> int:
         """How many snapshots are leased, or being read."""
-        with self._alone():
+        with self._alone:
             kept = list(self._numbered.values())
             if self._tip is not None and self._numbered.get(self._tip.number) is not self._tip:
                 kept.append(self._tip)
@@ -144,13 +144,13 @@ class SnapshotRing:
 
     def expire(self, now: int) -> None:
         """Let go of what only ran-out leases held."""
-        with self._alone():
+        with self._alone:
             self._end_leases(now)
 
     def roll_back(self, history: History) -> None:
         """Let go of every snapshot whose number is void in `history`, and of the newest commit: the next
         `add` brings the one that holds."""
-        with self._alone():
+        with self._alone:
             tip, self._tip = self._tip, None
             self._joined = False
             if tip is not None and self._numbered.get(tip.number) is not tip:
@@ -168,7 +168,7 @@ class SnapshotRing:
 
     def close(self) -> None:
         """Let go of everything; readers at work finish first."""
-        with self._alone():
+        with self._alone:
             for kept in self._numbered.values():
                 _drop(kept)
             if self._tip is not None:
@@ -185,7 +185,7 @@ class SnapshotRing:
 
     def take_doubt(self) -> str:
         """What made readers doubt since this was last asked, empty when nothing."""
-        with self._alone():
+        with self._alone:
             doubt, self._doubt = self._doubt, ""
             return doubt
 
@@ -194,23 +194,23 @@ class SnapshotRing:
     def report_damage(self, reason: str) -> None:
         """The store says that it is damaged: nothing of this ring is given out any more, and the ingest
         thread takes the slice out of service."""
-        with self._alone():
+        with self._alone:
             self._damage = self._damage or reason
 
     def report_doubt(self, reason: str) -> None:
         """What a reader got contradicts itself: the ingest thread has the slice examined."""
-        with self._alone():
+        with self._alone:
             self._doubt = self._doubt or reason
 
     def acquire(self, number: int) -> SnapshotReader | None:
         """The snapshot of that number, to be released once; None when it is not held (any more)."""
-        with self._alone():
+        with self._alone:
             return self._reading(self._numbered.get(number))
 
     def tip(self) -> SnapshotReader | None:
         """The newest commit, numbered or not. Until one has joined the published numbers (again) it is the
         newest number held instead, None when there is none, or only older ones than are published."""
-        with self._alone():
+        with self._alone:
             if self._joined or self._tip is None:
                 return self._reading(self._tip)
             newest = self._order[-1] if self._order else UNNUMBERED
@@ -218,18 +218,20 @@ class SnapshotRing:
 
     def newest(self) -> int:
         """The newest number held, -1 when none."""
-        with self._alone():
-            return self._order[-1] if self._order else UNNUMBERED
+        try:
+            return self._order[-1]  # one step, which no lock has to guard: every scan asks
+        except IndexError:
+            return UNNUMBERED
 
     def numbers(self) -> list[int]:
         """All numbers held, ascending."""
-        with self._alone():
+        with self._alone:
             return list(self._order)
 
     def lease(self, number: int, holder: str, until: int) -> bool:
         """Keep a snapshot until a time for `holder`, in place of an earlier time; False when it cannot be
         kept."""
-        with self._alone():
+        with self._alone:
             kept = self._numbered.get(number)
             if kept is None or self._damage or (self._leaves and not kept.leases):
                 return False
@@ -243,14 +245,6 @@ class SnapshotRing:
             return True
 
     # --- the lock ---------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        try:
-            with self._lock:
-                yield
-        finally:
-            self._take_back()
 
     def _release(self, kept: _OpenSnapshot) -> None:
         """A reader has ended, perhaps in a thread that is in the midst of this ring."""
@@ -324,6 +318,21 @@ class SnapshotRing:
         if number in self._leased or number == self._published or number in self._order[-self._kept :]:
             return True
         return number > self._published and self._past.among_last(self._ahead, number)
+
+
+class _Alone:
+    """Has a ring to one thread; what others give back meanwhile is taken in at the end."""
+
+    def __init__(self, ring: SnapshotRing) -> None:
+        self._ring = ring
+
+    def __enter__(self) -> None:
+        self._ring._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._ring._lock.release()
+        if self._ring._given_back:
+            self._ring._take_back()
 
 
 def _drop(kept: _OpenSnapshot) -> None:
