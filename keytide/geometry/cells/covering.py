@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 from keytide.geometry.cells.curve import LEAF, SIDE, Square, cell_of, corners_around
-from keytide.geometry.cells.geographic import face_place, leaf_at, leaves_at
+from keytide.geometry.cells.geographic import face_coordinates, face_place, leaf_at, leaves_at
 from keytide.geometry.cells.plane import lowest_of, place_of, planar_leaf, planar_leaves
 from keytide.geometry.cells.quick import polygon_cells
 from keytide.geometry.drawn.quiet import quietly
@@ -239,17 +239,6 @@ def rectangles(
     )
     a, b, c, d = (np.clip(at, least - around, most + around) for at, least, most in bounds)
     return a, b, c, d
-
-
-def face_coordinates(places: Places) -> Floats:
-    """u (or v) of i (or j), 0..2^30."""
-    import numpy as np
-
-    s = places / SIDE
-    upper = s >= 0.5
-    s = np.where(upper, s, 1 - s)
-    u = (4 * s * s - 1) / 3
-    return np.where(upper, u, -u)
 
 
 def face_places(low: float, high: float) -> tuple[int, int]:

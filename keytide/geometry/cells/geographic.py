@@ -66,6 +66,17 @@ def face_coordinate(place: int) -> float:
     return (4 * s * s - 1) / 3 if s >= 0.5 else (1 - 4 * (1 - s) * (1 - s)) / 3
 
 
+def face_coordinates(places: NDArray[np.int64]) -> NDArray[np.float64]:
+    """u (or v) of i (or j), 0..2^30."""
+    import numpy as np
+
+    s = places / SIDE
+    upper = s >= 0.5
+    s = np.where(upper, s, 1 - s)
+    u = (4 * s * s - 1) / 3
+    return np.where(upper, u, -u)
+
+
 def leaves_at(lons: NDArray[np.float64], lats: NDArray[np.float64]) -> NDArray[np.uint64]:
     """The leaves of many positions."""
     import numpy as np

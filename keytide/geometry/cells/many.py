@@ -16,9 +16,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from keytide.geometry.cells.covering import face_coordinates
 from keytide.geometry.cells.curve import LEAF, corners_around, leaves_of
-from keytide.geometry.cells.geographic import face_place
+from keytide.geometry.cells.geographic import face_coordinates, face_place
 from keytide.geometry.cells.quick import MARGIN, MOST_CORNERS, spots_of
 from keytide.geometry.shapes import Rings
 
@@ -99,7 +98,7 @@ class _Polygons:
         return touches, inside
 
 
-class _Open:
+class _OpenCells:
     """A polygon whose covering is not done.
 
     Attributes:
@@ -122,13 +121,13 @@ class _Open:
 def _covered(faces: Numbers, spots: Floats, most: int) -> dict[int, tuple[int, ...]]:
     """The coverings of those of some polygons that are convex."""
     polygons = _Polygons(spots)
-    every: list[_Open] = []
+    every: list[_OpenCells] = []
     bounds = np.stack((polygons.left, polygons.right, polygons.low, polygons.high), axis=1).tolist()
     for number in np.flatnonzero(polygons.convex).tolist():
         left, right, low, high = bounds[number]
         i = face_place(left - MARGIN), face_place(right + MARGIN)
         j = face_place(low - MARGIN), face_place(high + MARGIN)
-        every.append(_Open(number, *corners_around(i, j)))
+        every.append(_OpenCells(number, *corners_around(i, j)))
     if not every:
         return {}
     _begin(polygons, every)
@@ -137,7 +136,7 @@ def _covered(faces: Numbers, spots: Floats, most: int) -> dict[int, tuple[int, .
     return _ids(faces, every)
 
 
-def _begin(polygons: _Polygons, every: list[_Open]) -> None:
+def _begin(polygons: _Polygons, every: list[_OpenCells]) -> None:
     """Look at the first cells."""
     of, i, j, width = _flat(every)
     touches, inside = (one.tolist() for one in polygons.look(of, i, j, width))
@@ -152,7 +151,7 @@ def _begin(polygons: _Polygons, every: list[_Open]) -> None:
             at += 1
 
 
-def _flat(some: list[_Open]) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+def _flat(some: list[_OpenCells]) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """(number of the polygon, i, j, width) of all cells of some waves."""
     of = np.repeat([one.number for one in some], [len(one.wave) for one in some])
     level = np.repeat([one.level for one in some], [len(one.wave) for one in some])
@@ -160,7 +159,7 @@ def _flat(some: list[_Open]) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     return of, at[:, 0], at[:, 1], 1 << LEAF - level
 
 
-def _split(polygons: _Polygons, some: list[_Open], most: int) -> None:
+def _split(polygons: _Polygons, some: list[_OpenCells], most: int) -> None:
     """One level more of each."""
     of, i, j, width = _flat(some)
     below = width >> 1
@@ -190,7 +189,7 @@ def _split(polygons: _Polygons, some: list[_Open], most: int) -> None:
         one.wave, one.level = split, finer
 
 
-def _ids(faces: Numbers, every: list[_Open]) -> dict[int, tuple[int, ...]]:
+def _ids(faces: Numbers, every: list[_OpenCells]) -> dict[int, tuple[int, ...]]:
     """The cells that were found, ascending, by polygon."""
     squares = [[*one.done, *((one.level, i, j) for i, j in one.wave)] for one in every]
     counts = [len(one) for one in squares]

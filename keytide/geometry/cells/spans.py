@@ -20,12 +20,12 @@ from keytide.geometry.cells.covering import (
     Outline,
     covering,
     covering_of,
-    face_coordinates,
     point_cell,
     rectangles,
     shapes_of,
 )
 from keytide.geometry.cells.curve import LEAF, Square, level_of, parent_of, span_of
+from keytide.geometry.cells.geographic import face_coordinates
 from keytide.geometry.cells.quick import circle_cells, planar_circle_cells, polygon_cells, vector_of
 from keytide.geometry.drawn.quiet import quietly
 
