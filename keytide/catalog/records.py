@@ -174,9 +174,8 @@ class BuildRecord(msgspec.Struct, frozen=True):
         earliest: from where the source could be read.
         slices: index id -> the slices that it fills, for a *rebuild*: single slices of READY indexes whose
             data was lost, while the others serve. Empty for a build of whole indexes.
-        queue_positions: index id -> slice -> where in its mutation queue a rebuilt slice goes on. Every
-            offset at or past the load timestamp is in the queue from there on, for the queue's end was taken
-            before the source's.
+        queue_positions: index id -> slice -> where in its mutation queue a rebuilt slice goes on: its end,
+            taken before the source's, so that it has every offset at or past the load timestamp.
         incarnation: of the keyspace, when the build began.
         attempt: how often the same has been begun before, because the source was rolled back, a slice lost
             what it had got, or a rebuild failed.
@@ -185,6 +184,7 @@ class BuildRecord(msgspec.Struct, frozen=True):
             `verifying`; "" before the first and after the last.
         paused: why it pauses, in words; "" when it does not. With state QUEUED: it is not to start.
         paused_by: who may end the pause: the operator, or the system when the reason is gone.
+        rate_limit: documents per second; 0 for none.
         bytes_done, bytes_total: of the source's records (keys and values); the total is estimated from what
             was read, 0 while nothing was.
         verification: id of the job that verifies, or verified, it; "" for none.
@@ -193,8 +193,7 @@ class BuildRecord(msgspec.Struct, frozen=True):
         seed: id of the layout whose slices it begins with (R44), `table_documents` rows; "" for the source.
         left_out, skipped: index id -> reason -> documents read that it has no entries of: its definition
             leaves them out (`leading-key-missing`, `where-not-true`...), or they cannot be indexed.
-        engine: what reads, or read, the source: `spark`, or `local` for the driver without Spark; "" for
-            nothing yet.
+        engine: what reads the source: `spark`, or `local` for the driver alone; "" for nothing yet.
     """
 
     id: str
@@ -214,7 +213,6 @@ class BuildRecord(msgspec.Struct, frozen=True):
     first_read_at: int = 0
     finished_at: int = 0
     rate_limit: int = 0
-    """Documents per second; 0 is no limit."""
     error: str = ""
     slices: dict[str, list[int]] = {}
     queue_positions: dict[str, dict[int, int]] = {}

@@ -100,7 +100,7 @@ def test_a_damaged_ledger_takes_its_slice_out_of_service(monkeypatch: pytest.Mon
 
     reading = view.tip("i", 0)
     assert reading is not None
-    monkeypatch.setattr(cast(Any, reading)._kept.snapshot, "skips", damaged)
+    monkeypatch.setattr(cast(Any, reading)._snapshot, "skips", damaged)
     reading.release()
     with pytest.raises(RetryableError, match="is damaged") as caught:
         page(view, ask())
