@@ -184,7 +184,6 @@ class BuildRecord(msgspec.Struct, frozen=True):
             `verifying`; "" before the first and after the last.
         paused: why it pauses, in words; "" when it does not. With state QUEUED: it is not to start.
         paused_by: who may end the pause: the operator, or the system when the reason is gone.
-        rate_limit: documents per second; 0 for none.
         bytes_done, bytes_total: of the source's records (keys and values); the total is estimated from what
             was read, 0 while nothing was.
         verification: id of the job that verifies, or verified, it; "" for none.
@@ -212,7 +211,7 @@ class BuildRecord(msgspec.Struct, frozen=True):
     documents_total: int = 0
     first_read_at: int = 0
     finished_at: int = 0
-    rate_limit: int = 0
+    rate_limit: int = 0  # documents per second; 0 for none
     error: str = ""
     slices: dict[str, list[int]] = {}
     queue_positions: dict[str, dict[int, int]] = {}
