@@ -9,9 +9,10 @@ the server closes those that owe it for longer than the settings allow. Noting c
 each request would. Between requests uvicorn's own timer closes a connection; while a request is being
 answered nothing here does.
 
-When there are as many connections as may be, a new one takes the place of the one that has owed something for
-longest, or else of the one that was asked nothing for longest; when all are being answered, the new one is
-closed. So neither half-open connections nor those that are kept for later ever keep out those that ask.
+When there are as many connections as may be, a new one takes the place of one that has owed something for
+more than a second (the longest first), else of the one that was asked nothing for longest, else of one that
+owes something; when all are being answered, the new one is closed. So neither half-open connections nor those
+that are kept for later keep out those that ask, also when many come at once: each owes its request at first.
 
 The parser under uvicorn joins the pieces of a header (a trailer of a chunked body, too) as they come, each
 time all of them: one long header would take the event loop from everybody. So what is no body is counted, and
@@ -23,7 +24,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import ssl
 from collections.abc import Iterable
 from operator import itemgetter
@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 _TICKS: Final = 10
 """Of uvicorn's main loop, one every tenth of a second, between two looks at all connections."""
+_PROMPT_S: Final = 1.0
+"""Whoever owes something for no longer may be about to send it."""
 _FRAMING: Final = 16
 """Bytes around each byte of a body that are no fault: chunks of one byte have five."""
 _TOO_LARGE: Final = (
@@ -122,11 +124,11 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.timeout_keep_alive_task is not None:
+        if self.timeout_keep_alive_task is not None and self.owed_since is None:
             self.idle_since = self.loop.time()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.owed_since = None
+        self.owed_since = self.idle_since = None
         super().connection_lost(exc)
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -158,17 +160,17 @@ class PatientProtocol(HttpToolsProtocol):
 
     def give_up(self) -> None:
         """Close the connection, whatever was sent; an answer that is on its way is lost."""
-        self.owed_since = None
+        self.owed_since = self.idle_since = None
         self.transport.abort()
 
 
 def _make_room(new: PatientProtocol) -> None:
-    """Close the connection that has owed something for longest, or been idle; the new one itself when there
-    is no such."""
+    """Close the connection that can be done without most; the new one itself when there is none."""
     others = [one for one in new.connections if isinstance(one, PatientProtocol) and one is not new]
     owing = [(one.owed_since, one) for one in others if one.owed_since is not None]
     idle = [(one.idle_since, one) for one in others if one.idle_since is not None]
-    _, oldest = min(owing or idle, key=itemgetter(0), default=(0.0, new))
+    late = [one for one in owing if one[0] < new.loop.time() - _PROMPT_S]
+    _, oldest = min(late or idle or owing, key=itemgetter(0), default=(0.0, new))
     oldest.give_up()
 
 
@@ -238,7 +240,7 @@ def server_of(
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=2,
-        timeout_keep_alive=math.ceil(http.idle_timeout_s),
+        timeout_keep_alive=http.idle_timeout_s,
         ssl_certfile=security.tls_certificate or None,
         ssl_keyfile=security.tls_key or None,
         **others,

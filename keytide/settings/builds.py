@@ -15,14 +15,14 @@ class BuildSettings(Section):
     local_documents: int = Field(
         200_000,
         ge=0,
-        description="a build with no more documents left to read is read by its driver itself: Spark would "
-        "take longer to start; 0: always by Spark",
+        description="a build with no more documents left to read (a partition counts as a thousand) is read "
+        "by its driver itself: Spark would take longer to start; 0: always by Spark",
     )
     local_bytes: int = Field(
         256 * MIB,
         ge=0,
-        description="entries that such a driver may hold in memory, of one micro-batch: what is more goes to "
-        "the disk, by Spark; 0: any number",
+        description="what such a driver may hold of a micro-batch's sorted entries, about half of the memory "
+        "that it takes; what is more goes to the disk, by Spark; 0: any number",
     )
     batch_documents: int = Field(
         2_000_000, ge=1, description="documents per micro-batch: what a killed build does again at most"

@@ -40,9 +40,9 @@ class HttpSettings(Section):
     body_timeout_s: float = Field(
         30.0, gt=0, description="how long a request's body may take, refused ones too: they are thrown away"
     )
-    idle_timeout_s: float = Field(
-        75.0,
-        gt=0,
+    idle_timeout_s: int = Field(
+        75,
+        ge=1,
         description="how long a connection is kept between two requests: a reader that asks now and then "
         "need not connect anew",
     )

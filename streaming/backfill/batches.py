@@ -206,21 +206,23 @@ class Batches:
                 self._status.end_batch()
 
     async def read_on(
-        self, plan: Callable[[Timestamp], Range | None], pause: Callable[[bool], Awaitable[None]]
+        self,
+        start: Timestamp,
+        plan: Callable[[Timestamp], Range | None],
+        pause: Callable[[], Awaitable[None]],
     ) -> None:
-        """Run what there is to read from where the build is, one plan after the other, as Spark's query does;
-        until something raises.
+        """Run what there is to read from a place on, one plan after the other, as Spark's query does; until
+        something raises.
 
         Args:
             plan: what is to be read next from a place on, None for nothing.
-            pause: called between two, told whether there was nothing.
+            pause: called between two.
         """
-        start = self._status.position
         while True:
             if (planned := plan(start)) is not None:
                 await self.run(planned)
                 start = planned.end
-            await pause(planned is None)
+            await pause()
 
     def _next(self, planned: Range) -> SizedBatch | None:
         """What is to be done next of what Spark has planned; None when all is done."""

@@ -97,6 +97,8 @@ from streaming.spark.checkpoint import Checkpoint
 log = logging.getLogger(__name__)
 
 HISTORY_TIMEOUT_S = 10.0
+PARTITION_DOCUMENTS = 1_000
+"""About as many are read in the time that a driver takes to begin with a partition."""
 
 
 class KafkaSourceLog:
@@ -128,15 +130,8 @@ class KafkaSourceLog:
 
     def earliest(self) -> dict[int, int]:
         """The offsets at which it begins."""
-        return self._offsets(earliest=True)
-
-    def ends(self) -> dict[int, int]:
-        """The offsets at which it ends, for a reader of committed records."""
-        return self._offsets(earliest=False)
-
-    def _offsets(self, *, earliest: bool) -> dict[int, int]:
         with admin(self._settings) as client:
-            return list_offsets(client, self._name, range(self._partitions), earliest=earliest)
+            return list_offsets(client, self._name, range(self._partitions), earliest=True)
 
 
 class BackfillDriver(Driver):
@@ -197,8 +192,9 @@ class BackfillDriver(Driver):
         keyspace = self._metadata.catalog().keyspace(self.build.keyspace)
         if keyspace is None:
             raise failures.BuildImpossibleError(f"keyspace {self.build.keyspace} is not in the metadata")
-        source = self._source = KafkaSourceLog(self._settings, self._identity, self.build, keyspace)
+        source = KafkaSourceLog(self._settings, self._identity, self.build, keyspace)
         source.check()
+        self._partitions = keyspace.partitions
         indexes = tuple(self._index(name) for name in sorted(self.build.indexes))
         slices = {index.id: self.build.slices_of(index) for index in indexes}
         filled = tuple(index for index in indexes if slices[index.id])
@@ -278,15 +274,17 @@ class BackfillDriver(Driver):
         self._reporter.send()
 
     async def begin_reading(self, table: bool) -> None:
-        left = self._status.position.documents_to(self.build.load_timestamp)
+        goal = self.build.load_timestamp
+        left = self._status.position.documents_to(goal)
         most = self._settings.build.local_documents
-        if table or left > most:
+        if table or not most or left + PARTITION_DOCUMENTS * len(goal.places) > most:
             self._begin(self._spark_query(table))
             return
         log.info("build %s: %d documents are to be read: without Spark", self._id, left)
         engine = self.start_local(self._settings.build.local_bytes)
         self._tasks.prepare(engine)
-        self._begin(LocalQuery(engine, self._plan, self._batches, self._source.ends, GROWTH * most))
+        query = LocalQuery(self._settings, engine, self._plan, self._batches, self._partitions, GROWTH * most)
+        self._begin(query)
 
     def _spark_query(self, table: bool) -> SparkQuery:
         engine = self.start_spark(rows=table)
@@ -355,13 +353,17 @@ class BackfillDriver(Driver):
     async def start_query(self) -> None:
         if self._query is None:
             raise RuntimeError("begin_reading comes first")
-        if isinstance(self._query.ended(), OutOfRoomError):
-            log.info("build %s: Spark reads on", self._id)
-            self._begin(self._spark_query(table=False))
         self._query.start(self._status.position)
 
     def ended(self) -> BaseException | None:
-        return self._query.ended() if self._query is not None else None
+        error = self._query.ended() if self._query is not None else None
+        if not isinstance(error, OutOfRoomError):
+            return error
+        log.info("build %s: %s: Spark reads on", self._id, error.message)
+        query = self._spark_query(table=False)
+        self._begin(query)
+        query.start(self._status.position)
+        return None
 
     def stop_query(self) -> None:
         self._ending.set()

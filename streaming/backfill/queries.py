@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from keytide.errors import RetryableError
+from keytide.kafka.admin import admin, list_offsets
+from keytide.kafka.clients import AdminClient
 from keytide.model.timestamp import Timestamp
 from keytide.process.worker import Worker
 from keytide.settings.settings import Settings
 from streaming.backfill.batches import Batches, BuildPlan, run_through
+from streaming.backfill.course import POLL_S
 from streaming.backfill.table_origin import starting_offsets
 from streaming.backfill.tasks import BackfillTasks
 from streaming.drivers.engine import LocalEngine, SparkEngine
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-PAUSE_S: Final = 0.1
-"""Between two looks at the end of a source that has nothing new."""
+PAUSE_S: Final = 3 * POLL_S
+"""Between two plans: meanwhile whoever decides on the end of the build finds that none is under way."""
 STOP_S: Final = 1.0
 """For so long the end of a thread is waited for: it may be in the middle of asking Kafka."""
 GROWTH: Final = 8
@@ -115,42 +117,45 @@ class LocalQuery:
     """A thread that reads on without Spark (`SourceQuery`).
 
     Args:
-        ends: where the source ends now, by partition, for a reader of committed records.
+        partitions: of the source.
         most: documents that one plan may have: what is more is Spark's work.
     """
 
     def __init__(
         self,
+        settings: Settings,
         engine: LocalEngine,
         plan: BuildPlan,
         batches: Batches,
-        ends: Callable[[], dict[int, int]],
+        partitions: int,
         most: int,
     ) -> None:
+        self._settings = settings
         self._engine = engine
         self._plan = plan
         self._batches = batches
-        self._ends = ends
+        self._partitions = range(partitions)
         self._most = most
         self._stopping = threading.Event()
         self._worker: Worker | None = None
 
     def start(self, position: Timestamp) -> None:
-        self._worker = Worker("reading", lambda _: None, self._read)
+        self._worker = Worker("reading", None, lambda: self._read(position))
         self._worker.open()
 
-    def _read(self) -> None:
-        run_through(self._batches.read_on(self._next, self._pause))
+    def _read(self, position: Timestamp) -> None:
+        with admin(self._settings) as client:
+            run_through(self._batches.read_on(position, lambda start: self._next(client, start), self._pause))
 
-    def _next(self, start: Timestamp) -> Range | None:
-        found = planned(start, self._ends(), self._plan.topic_id)
+    def _next(self, client: AdminClient, start: Timestamp) -> Range | None:
+        ends = list_offsets(client, self._plan.keyspace, self._partitions)
+        found = planned(start, ends, self._plan.topic_id)
         if found is not None and found.start.documents_to(found.end) > self._most:
             raise OutOfRoomError(f"the source has grown by more than {self._most} documents meanwhile")
         return found
 
-    async def _pause(self, nothing: bool) -> None:
-        if nothing:
-            self._stopping.wait(PAUSE_S)
+    async def _pause(self) -> None:
+        self._stopping.wait(PAUSE_S)
 
     def ended(self) -> BaseException | None:
         if self._worker is None or self._worker.running:

@@ -1,4 +1,5 @@
-"""What every Spark driver is, whatever it does: its life cycle, Spark, reports, failures and a rate.
+"""What every driver is, whatever it does: its life cycle, what runs its tasks (Spark, or itself), reports,
+failures and a rate.
 
 `backfill`, `sample`, `verify` and `repair` are small programs in `lifecycle.Driver`.
 """

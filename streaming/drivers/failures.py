@@ -128,6 +128,8 @@ def diagnose(error: BaseException | str) -> DriverFailure:
         message = f"{error.message}; {error.next_step}" if error.next_step else error.message
         return DriverFailure(error.problem_type, message, never, away=isinstance(error, RetryableError))
     text = str(error) or type(error).__name__
+    if type(error).__name__ in AWAY:  # in this process; in Spark's text its name stands
+        return DriverFailure("kafka-away", f"Kafka does not answer ({_detail(text, 0)})", False, away=True)
     for pattern, reason, message, never in _KNOWN:
         if found := re.search(pattern, text):
             told = f"{message} ({_detail(text, found.start())})"

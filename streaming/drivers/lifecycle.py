@@ -1,4 +1,4 @@
-"""The life of a Spark driver: what it is told, when it stops, how it fails, what it reports.
+"""The life of a driver: what it is told, when it stops, how it fails, what it reports.
 
 Theory of operation
 ===================
@@ -258,9 +258,9 @@ class Driver:
         return self._begun(LocalEngine(self._stop, most_bytes))
 
     def _begun(self, engine: _EngineT) -> _EngineT:
-        if self.engine is not None:
-            self.engine.close()
-        self.engine = engine
+        before, self.engine = self.engine, engine
+        if before is not None:
+            before.close()
         return engine
 
     def work(self, held: ExitStack) -> None:

@@ -12,7 +12,8 @@ when it becomes larger than it may be (`OutOfRoomError`): Spark's goes to disk.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -20,6 +21,11 @@ from keytide.errors import RetryableError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+ROW_BYTES: Final = 1024
+"""That a row takes beside what is in it, about."""
+PIECE_ROWS: Final = 16
+"""That a task of the second stage gets at once: blocks of up to a megabyte."""
 
 Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """Rows to rows: those of one task."""
@@ -115,6 +121,7 @@ class LocalStages:
     def __init__(self, heed: Callable[[], None], most_bytes: int = 0) -> None:
         self._heed = heed
         self._most_bytes = most_bytes
+        self._schema: pa.Schema | None = None
 
     def run(self, numbers: int, task: Task, row: str, tasks: int = 0) -> Rows:
         for batch in self._made(numbers, task):
@@ -122,22 +129,36 @@ class LocalStages:
 
     def shuffle(self, numbers: int, shuffle: Shuffle) -> Rows:
         """Raises OutOfRoomError: it holds more than it may."""
-        held: dict[int, list[pa.RecordBatch]] = {}
+        held: dict[int, list[dict[str, Any]]] = {}
+        try:
+            self._hold(numbers, shuffle, held)
+            for route in sorted(held):
+                rows = held.pop(route)
+                rows.sort(key=itemgetter(*shuffle.order))  # (no body is copied for it)
+                for batch in shuffle.second(self._in_pieces(rows)):
+                    self._heed()
+                    yield from batch.to_pylist()
+        finally:
+            held.clear()  # an error keeps what its frames hold
+
+    def _hold(self, numbers: int, shuffle: Shuffle, held: dict[int, list[dict[str, Any]]]) -> None:
+        """Keep the rows of the first stage, by route."""
         size = 0
         for batch in self._made(numbers, shuffle.first):
-            size += batch.nbytes
+            self._schema = batch.schema
+            size += batch.nbytes + ROW_BYTES * batch.num_rows
             if 0 < self._most_bytes < size:
                 raise OutOfRoomError(f"a shuffle without Spark holds more than {self._most_bytes} bytes")
-            routes = batch.column("route")
-            for route in routes.unique().to_pylist():
-                some = batch.filter(pa.compute.equal(routes, route)) if batch.num_rows > 1 else batch
-                held.setdefault(route, []).append(some)
-        order = [(column, "ascending") for column in shuffle.order]
-        for route in sorted(held):
+            for row in batch.to_pylist():
+                held.setdefault(row["route"], []).append(row)
+
+    def _in_pieces(self, rows: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
+        """The same as batches; what was given is let go of."""
+        rows.reverse()
+        while rows:
             self._heed()
-            rows = pa.Table.from_batches(held.pop(route)).sort_by(order)
-            for batch in shuffle.second(rows.to_batches()):
-                yield from batch.to_pylist()
+            piece = [rows.pop() for _ in range(min(PIECE_ROWS, len(rows)))]
+            yield pa.RecordBatch.from_pylist(piece, schema=self._schema)
 
     def _made(self, numbers: int, task: Task) -> Iterator[pa.RecordBatch]:
         for number in range(numbers):

@@ -135,7 +135,9 @@ class SampleDriver(Driver):
         extents = spread(starts, ends, documents)
         if extents:
             settings = self._settings.model_copy(update={"security": SecuritySettings()})
-            read = functools.partial(sample_blocks, settings, build.keyspace, definitions, extents)
+            read = functools.partial(
+                sample_blocks, settings, engine.client, build.keyspace, definitions, extents
+            )
             tasks = min(len(extents), TASKS_PER_CORE * engine.parallelism)
             self._take(engine.stages.run(len(extents), read, ROW, tasks), sample)
 

@@ -26,6 +26,7 @@ from keytide.model.timestamp import TABLE_PARTITION
 from keytide.settings.settings import Settings
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from streaming.core.quantiles import KEY_BYTES, splits_of
+from streaming.drivers.rate_gate import TaskClient
 from streaming.spark.checkpoint import Extent
 from streaming.stages.work import plan_of
 
@@ -131,11 +132,12 @@ class SampleResult:
         return np.split(newest, edges)
 
 
-# --- in Spark's Python workers ------------------------------------------------------------------------------
+# --- tasks -------------------------------------------------------------------------------------------------
 
 
 def sample_blocks(
     settings: Settings,
+    client: TaskClient,
     topic: str,
     definitions: Definitions,
     extents: Sequence[Extent],
@@ -148,7 +150,7 @@ def sample_blocks(
     room = SAMPLE_BYTES // max(1, len(extents))
     for extent in chosen(extents, rows):
         read = 0
-        for records in read_extent(settings, topic, extent):
+        for records in read_extent(settings, topic, extent, heed=client.heed):
             yield _row(sampled(records, plan_of(definitions)))
             read += sum(map(len, filter(None, records.values)))
             if read > room:

@@ -1,6 +1,6 @@
-"""What tasks are told, and how they send. Everything here runs in Spark's Python workers.
+"""What tasks are told, and how they send. All of it runs where tasks do.
 
-Compiled indexes and the producer are kept by the worker process from task to task (`streaming.stages.tasks`
+Compiled indexes and the producer are kept by their process from task to task (`streaming.stages.tasks`
 has what sending must hold to).
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from keytide.catalog.partitioning import Partitioning
 from keytide.definition.index import IndexDefinition
@@ -101,6 +101,8 @@ class ChunkSender:
                 self._producer.produce(topic, data, partition=partition, on_delivery=self._delivered)
                 self._producer.poll(0)
                 return
+            except KafkaException as error:  # the producer is beyond repair
+                self._failed.append(error.args[0])
             except BufferError:  # the queue of librdkafka is full: Kafka is slower than we are
                 self._producer.poll(0.1)
                 if time.monotonic() > deadline:

@@ -25,7 +25,7 @@ from keytide.process.clock import now_ms
 from keytide.process.sync_points import reach
 from keytide.process.worker import Worker, logged
 from keytide.wire.messages import JobProgress
-from streaming.drivers.engine import SparkEngine
+from streaming.drivers.engine import Engine, SparkEngine
 from streaming.drivers.failures import StoppedError
 from streaming.drivers.lifecycle import Driver, MetadataFollower
 from streaming.slices.pins import Pin
@@ -159,18 +159,19 @@ class VerifyDriver(Driver):
 
     def _reader(self, documents: int) -> SourceReader:
         self._total = documents
-        own = self._settings.verify
-        engine = self.start_local() if documents <= own.local_documents else self._spark_engine()
-        return SourceReader(self._settings, engine, self._rate_limit)
+        return SourceReader(self._settings, self._engine_for(documents), self._rate_limit)
 
-    def _spark_engine(self) -> SparkEngine:
-        """One session for all readings of the job."""
-        if not isinstance(self.engine, SparkEngine):
-            engine = self.start_spark(app="keytide-verify", connector=False)  # tasks read Kafka themselves
-            engine.shuffle(2 * max(2, engine.parallelism))
-            engine.warm_up()
-            return engine
-        return self.engine
+    def _engine_for(self, documents: int) -> Engine:
+        """Spark where there is much, one session for all readings of the job; else this process."""
+        local = documents <= self._settings.verify.local_documents
+        if self.engine is not None and (local or isinstance(self.engine, SparkEngine)):
+            return self.engine
+        if local:
+            return self.start_local()
+        engine = self.start_spark(app="keytide-verify", connector=False)  # tasks read Kafka themselves
+        engine.shuffle(2 * max(2, engine.parallelism))
+        engine.warm_up()
+        return engine
 
     def _write(self, indexes: Sequence[IndexRecord], outcome: VerificationResult, began: int) -> None:
         found = report.summary(self._job, indexes, outcome, began, now_ms())

@@ -345,12 +345,12 @@ class SimDriver:
 
     async def _stream(self) -> None:
         """As a query runs: from where the build is, one plan after the other."""
+        await self._batches.read_on(self._status.position, self._planned, Turn)
 
-        async def pause(nothing: bool) -> None:
-            self._idle = self._idle or nothing
-            await Turn()
-
-        await self._batches.read_on(self._plan_from, pause)
+    def _planned(self, start: Timestamp) -> Range | None:
+        planned = self._plan_from(start)
+        self._idle = self._idle or planned is None
+        return planned
 
     def _plan_from(self, start: Timestamp) -> Range | None:
         """What to read next, None when there is nothing."""

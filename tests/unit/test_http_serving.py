@@ -181,7 +181,7 @@ def test_a_full_server_lets_those_go_that_owe_it_a_request(owing: bool) -> None:
 
 def test_a_full_server_lets_the_one_go_that_was_asked_nothing_for_longest() -> None:
     """Connections are kept for long between two requests: not those that others need."""
-    with serving(App(), max_connections=5, idle_timeout_s=600.0) as port:
+    with serving(App(), max_connections=5, idle_timeout_s=600) as port:
         held = [http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S) for _ in range(5)]
         for one in [*held, held[0]]:
             one.request("GET", "/")
@@ -195,8 +195,26 @@ def test_a_full_server_lets_the_one_go_that_was_asked_nothing_for_longest() -> N
             one.close()
 
 
+def test_newcomers_that_come_together_take_the_places_of_idle_connections() -> None:
+    """Each owes its request at first: they must not take the place of one another."""
+    with serving(App(), max_connections=8, idle_timeout_s=600, head_timeout_s=60.0) as port:
+        idle = [http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S) for _ in range(8)]
+        for one in idle:
+            one.request("GET", "/")
+            one.getresponse().read()
+        new = [socket.create_connection(("127.0.0.1", port)) for _ in range(6)]
+        until(lambda: len(select.select([one.sock for one in idle], [], [], 0.1)[0]) == 6)
+        for newcomer in new:
+            newcomer.settimeout(LIMIT_S)
+            newcomer.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert newcomer.recv(100).startswith(b"HTTP/1.1 200")
+            newcomer.close()
+        for one in idle:
+            one.close()
+
+
 def test_a_connection_is_kept_between_two_requests_for_as_long_as_is_said() -> None:
-    with serving(App(), idle_timeout_s=1.0) as port:
+    with serving(App(), idle_timeout_s=1) as port:
         one = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
         one.request("GET", "/")
         one.getresponse().read()

@@ -58,8 +58,29 @@ def test_a_shuffle_brings_each_task_its_rows_in_order() -> None:
 
 def test_a_shuffle_that_is_too_large_is_given_up() -> None:
     with pytest.raises(OutOfRoomError):
-        list(LocalStages(lambda: None, 30).shuffle(100, SHUFFLE))
+        list(LocalStages(lambda: None, 50_000).shuffle(100, SHUFFLE))
     assert list(LocalStages(lambda: None, 1 << 20).shuffle(100, SHUFFLE))
+
+
+def test_many_small_rows_take_their_room_and_little_time() -> None:
+    """Each row is a batch of its own: what that takes counts, and sorting copies no bodies."""
+    count = 20_000
+
+    def many(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in numbers:
+            for number in range(count):
+                yield rows((0, b"%05d" % ((number * 7919) % count), b"x"))
+
+    def counting(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        keys = [key for batch in batches for key in batch.column("key").to_pylist()]
+        assert keys == sorted(keys)
+        yield rows((len(keys), b"", b""))
+
+    shuffle = Shuffle(many, counting, ROW, 1, ("key",))
+    (found,) = LocalStages(lambda: None).shuffle(1, shuffle)
+    assert found["route"] == count
+    with pytest.raises(OutOfRoomError):
+        list(LocalStages(lambda: None, 10_000_000).shuffle(1, shuffle))
 
 
 def test_tasks_end_when_the_driver_is_asked_to() -> None:
