@@ -579,18 +579,19 @@ def test_mixed_partitions_and_lost_offsets(
 
 
 @pytest.mark.parametrize(
-    "grown",
+    ("settings", "documents"),
     [
-        {"KEYTIDE_BUILD__LOCAL_DOCUMENTS": "100"},  # by documents
-        {"KEYTIDE_BUILD__LOCAL_DOCUMENTS": "5000", "KEYTIDE_BUILD__LOCAL_BYTES": "20000"},  # by entries
+        ({"KEYTIDE_BUILD__LOCAL_DOCUMENTS": "3100"}, 25_500),  # a partition counts as a thousand
+        ({"KEYTIDE_BUILD__LOCAL_DOCUMENTS": "5000", "KEYTIDE_BUILD__LOCAL_BYTES": "20000"}, 3_000),
     ],
+    ids=["documents", "entries"],
 )
 def test_spark_reads_on_where_a_small_source_has_grown(
-    kafka: EmbeddedKafka, source: Source, tmp_path: Path, grown: dict[str, str]
+    kafka: EmbeddedKafka, source: Source, tmp_path: Path, settings: dict[str, str], documents: int
 ) -> None:
     source.write(changes(1, 60))
-    build = Build(kafka, source, tmp_path, grown)
-    source.write(changes(2, 3_000))
+    build = Build(kafka, source, tmp_path, settings)
+    source.write(changes(2, documents))
     build.change(msgspec.structs.replace(build.record, low_watermark=build.record.load_timestamp.offsets()))
     with build.driver() as process:
         assert build.wait(process) == 0
