@@ -176,6 +176,7 @@ class SnapshotRing:
             self._numbered.clear()
             self._order, self._past = [], RankedNumbers()
             self._leased.clear()
+            self._lease_ends.clear()
             self._tip = None
 
     @property
@@ -242,6 +243,9 @@ class SnapshotRing:
             if kept.look_at is None or until < kept.look_at:
                 kept.look_at = until
                 heappush(self._lease_ends, (until, number))
+                if len(self._lease_ends) > 4 * LEASED_LIMIT:  # (of leases that came to end earlier)
+                    looks = ((self._numbered[one].look_at, one) for one in self._leased)
+                    self._lease_ends = sorted((at, one) for at, one in looks if at is not None)
             return True
 
     # --- the lock ---------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, Literal, final
 
-from keytide.geometry.distance import geodesics, nearest_places, ring_distances, same_frame
+from keytide.geometry.distance import distance, geodesics, nearest_places, ring_distances, same_frame
 from keytide.geometry.drawn.quiet import quietly
 from keytide.geometry.geojson import NotAGeometryError, Relation
 from keytide.geometry.shapes import Geometry, Rings
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Mask = NDArray[np.bool_]
+
+_CAP_SLACK: Final = 0.001
+"""Metres that rounding may make two caps seem apart, with much to spare."""
+_FEW_POSITIONS: Final = 64
+"""Of a shape that many polygons are held against at once."""
 
 
 @final
@@ -105,20 +110,32 @@ class QueryShape:
             case "contains":
                 return cover(geometry.drawing, self.drawing)
             case "dwithin":
-                return self._is_near(geometry.drawing)
+                return self._is_near(geometry)
 
-    def _is_near(self, drawing: Drawing) -> bool:
+    def _is_near(self, geometry: Geometry) -> bool:
         from keytide.geometry.drawn.drawing import cap
         from keytide.geometry.drawn.meeting import meet
         from keytide.geometry.drawn.sphere import EARTH_RADIUS, SPHEROID_SLACK
 
-        (middle, radius), (other, width) = cap(self.drawing.vector), cap(drawing.vector)
+        (middle, radius), (other, width) = cap(self.drawing.vector), cap(geometry.drawing.vector)
         apart = 2 * math.asin(min(1.0, math.dist(middle, other) / 2)) - radius - width
-        if apart * EARTH_RADIUS * (1 - SPHEROID_SLACK) > self.metres and max(radius, width) < 1.5:
+        least = apart * EARTH_RADIUS * (1 - SPHEROID_SLACK) - _CAP_SLACK
+        if least > self.metres and max(radius, width) < 1.5:
             return False
-        if meet(self.drawing, drawing):
+        if self.shape.is_point:  # to the bit as `test_rings` measures
+            return distance(geometry, self.shape) <= self.metres
+        if meet(self.drawing, geometry.drawing):
             return True
-        return bool(geodesics(*nearest_places(self.drawing, drawing))[0] <= self.metres)
+        return bool(geodesics(*nearest_places(self.drawing, geometry.drawing))[0] <= self.metres)
+
+    @property
+    def tests_rings_together(self) -> bool:
+        """Whether `test_rings` takes some microseconds for a polygon: else it looks at them one by one, or at
+        each of them with every position of this shape."""
+        few, planar = len(self.drawing.at) <= _FEW_POSITIONS, self.shape.frame == "planar"
+        if self.relation == "dwithin":
+            return self.shape.is_point or (planar and few)
+        return few and self.relation != "contains" and (planar or bool(self.drawing.whole))
 
     @quietly
     def test_points(self, xs: Floats, ys: Floats) -> Mask:

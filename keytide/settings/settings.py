@@ -86,7 +86,9 @@ class ProjectorSettings(Section):
     batch_documents: int = Field(
         10_000, description="documents per poll: one decode call, one message per slice"
     )
-    linger_ms: int = Field(5, description="longest wait for a batch to fill when the stream is quiet")
+    linger_ms: int = Field(
+        5, ge=0, le=1_000, description="longest wait for a batch to fill when the stream is quiet"
+    )
     in_flight_batches: int = Field(
         8, description="polls sent and not yet acknowledged; bounds memory and what a reset resends"
     )

@@ -13,7 +13,7 @@ from keytide.collation import Json
 from keytide.geometry import Rings
 from keytide.model.entry import canonical_keys
 from keytide.structure.point_keys import is_point_value, points_of
-from keytide.structure.ring_keys import decoded_rings, is_ring_key, rings_of
+from keytide.structure.ring_keys import decoded_rings, rings_of
 from keytide.structure.spatial import frame_of
 
 ToldT = TypeVar("ToldT", np.bool_, np.float64)
@@ -74,10 +74,17 @@ def areas_bytes(values: Sequence[bytes]) -> int | None:
     """How many bytes of some values are those of polygons; None if there are places that are looked at one by
     one."""
     areas = [value for value in values if not is_point_value(value)]
-    return sum(map(len, areas)) if all(map(is_ring_key, canonical_keys(areas))) else None
+    if not areas:
+        return 0
+    are_rings, _ = rings_of(canonical_keys(areas), "planar")  # (the frame does not matter)
+    return sum(map(len, areas)) if are_rings.all() else None
 
 
-def are_quick(values: Sequence[bytes]) -> bool:
-    """Whether it takes a few milliseconds at most to look at so many places."""
+def are_quick(values: Sequence[bytes], *, areas: bool) -> bool:
+    """Whether it takes a few milliseconds at most to look at so many places.
+
+    Args:
+        areas: whether polygons are looked at together.
+    """
     size = areas_bytes(values)
-    return size is not None and size <= MOST_AREA_BYTES
+    return size is not None and size <= (MOST_AREA_BYTES if areas else 0)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from indexer.scan.local.filtering import Test, picked
+from indexer.scan.local.place_filter import PlaceTest
 from indexer.scan.peer.messages import Entry, ReadRequest
 from indexer.view import ReadableSnapshot, SkipLine, StoredDocument
 from keytide.model.timestamp import Timestamp
@@ -125,15 +126,18 @@ class SoonDone:
     rows: int
     area_bytes: int = MOST_AREA_BYTES
 
-    def take(self, looked_at: int, tested: Sequence[bytes]) -> None:
+    def take(self, looked_at: int, tested: Sequence[bytes], *, together: bool) -> None:
         """So many entries are looked at, and these values are tested.
+
+        Args:
+            together: whether polygons are.
 
         Raises:
             NotShortError: which takes longer.
         """
         self.rows = max(1, self.rows - looked_at)
         size = areas_bytes(tested)
-        if size is None or size > self.area_bytes:
+        if size is None or size > (self.area_bytes if together else 0):
             raise NotShortError
         self.area_bytes -= size
 
@@ -165,7 +169,8 @@ class OneByOne:
         """
         found = self._firsts(entries)
         if self._soon is not None:
-            self._soon.take(len(entries), [value for _, value in found])
+            together = self._test is None or (isinstance(self._test, PlaceTest) and self._test.together)
+            self._soon.take(len(entries), [value for _, value in found], together=together)
         return picked(self._test, found)
 
 

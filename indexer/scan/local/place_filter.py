@@ -55,6 +55,17 @@ class PlaceTest:
         self._rest = rest
         self._srid = nodes[0].place.srid
 
+    @property
+    def together(self) -> bool:
+        """Whether polygons are tested many at once, in some microseconds each."""
+        if self._rest is not None:
+            return False
+        for node in self._nodes:
+            with query_shape(node) as shape:
+                if not shape.tests_rings_together:
+                    return False
+        return True
+
     def __call__(self, entry_key: bytes, value: bytes) -> bool:
         return bool(self.pick([(entry_key, value)]))
 

@@ -25,6 +25,8 @@ class DistanceColumn:
     def __init__(self, to: DistanceTo) -> None:
         self._place = geometry_literal(to.place)
         self._srid = to.place.srid
+        self.together = self._place.is_point
+        """Whether polygons are measured many at once, in some microseconds each."""
 
     def of(self, entries: Sequence[Entry]) -> npt.NDArray[np.float64]:
         """f64[n]: metres, or units of a plane.

@@ -162,8 +162,9 @@ class _Search:
     def at(self, spans: list[Span]) -> Target:
         """The target, of those of its slices that can hold entries of some spans."""
         nodes = self.target.nodes
-        if self.rule is not None:
-            nodes = {one: nodes[one] for one in slices_of_cells(self.rule, spans) if one in nodes}
+        named = slices_of_cells(self.rule, spans) if self.rule is not None else nodes
+        if all(one in nodes for one in named):  # else the rule is not the one that the target goes by
+            nodes = {one: nodes[one] for one in named}
         return replace(self.target, spans=spans, nodes=nodes)
 
     async def within(
@@ -212,7 +213,9 @@ class _Search:
             away = self.column.of(entries)
             return [(float(away[at]), entries[at]) for at in np.flatnonzero(away <= most).tolist()]
 
-        if len(entries) <= ROW_LIMIT and are_quick([value for _, value in entries]):
+        if len(entries) <= ROW_LIMIT and are_quick(
+            [value for _, value in entries], areas=self.column.together
+        ):
             return work()
         return await self.shared.local.threads.run(work)
 

@@ -235,7 +235,8 @@ def _looked_at(
             a, b, c = side
             if a * (u1 if a > 0 else u0) + b * (v1 if b > 0 else v0) + c < 0:
                 break
-            if a * (u0 if a > 0 else u1) + b * (v0 if b > 0 else v1) + c < 0:
+            # (Of cells at the ends of a plane a corner is infinite: what is no number is not inside.)
+            if not a * (u0 if a > 0 else u1) + b * (v0 if b > 0 else v1) + c >= 0:
                 crossing.append(side)
         else:
             (touching if crossing else within).append((i, j, crossing))
