@@ -87,6 +87,7 @@ for name in asked:
 admin.call("POST", "/v1/builds", {"indexes": asked})
 """
 BEFORE: Final = {
+    "docs/build.md": WRITER + 'written("people", [*[("u99", {"name": "Eve"})] * 600, ("u99", None)])',
     "docs/scan-consistently.md": WRITER + ADMIN + FLIGHTS,
     "docs/define-an-index.md": WRITER + 'written("events", [(f"e{n}", {"time": n}) for n in range(100)])',
     "docs/unique.md": WRITER
