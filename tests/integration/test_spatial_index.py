@@ -4,6 +4,7 @@ skipped; and asked by every way there is."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Iterable, Iterator
@@ -27,6 +28,7 @@ BOX = (10.5, 49.7, 11.5, 50.3)
 EARTH = 6_371_008.8
 SLACK = 0.006
 """How far distances on a sphere and on the spheroid are apart, and great circles from parallels here."""
+Vector = tuple[float, float, float]
 
 
 def _stop(chance: random.Random, number: int) -> tuple[str, Any]:
@@ -80,13 +82,33 @@ def extent(place: dict[str, Any]) -> tuple[float, float, float, float]:
     return min(xs), min(ys), max(xs), max(ys)
 
 
+def _vector(lon: float, lat: float) -> Vector:
+    x, y = math.radians(lon), math.radians(lat)
+    return math.cos(y) * math.cos(x), math.cos(y) * math.sin(x), math.sin(y)
+
+
+def _cross(a: Vector, b: Vector) -> Vector:
+    return a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]
+
+
+def _dot(a: Vector, b: Vector) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
 def away(place: dict[str, Any]) -> float:
-    """Metres from `HERE` on a sphere; of a box those of the nearest place of it, about."""
-    left, low, right, high = extent(place)
-    x, y = min(max(HERE[0], left), right), min(max(HERE[1], low), high)
-    a, b, c, d = map(math.radians, (HERE[0], HERE[1], x, y))
-    half = math.sin((d - b) / 2) ** 2 + math.cos(b) * math.cos(d) * math.sin((c - a) / 2) ** 2
-    return 2 * EARTH * math.asin(math.sqrt(half))
+    """Metres from `HERE` on a sphere. Sides are great circles: one of 0.8 degrees bulges by 76 m here."""
+    coordinates, here = place["coordinates"], _vector(*HERE)
+    corners = [_vector(*one) for one in ([coordinates] if place["type"] == "Point" else coordinates[0])]
+    found = [2 * math.asin(math.dist(here, corner) / 2) for corner in corners]
+    signs = []
+    for a, b in itertools.pairwise(corners):
+        normal = _cross(a, b)
+        length = math.hypot(*normal)
+        sine = _dot(normal, here) / length
+        signs.append(sine >= 0)
+        if _dot(_cross(normal, a), here) > 0 and _dot(_cross(b, normal), here) > 0:
+            found.append(math.asin(abs(sine)))
+    return 0.0 if signs and all(signs) else EARTH * min(found)
 
 
 def inside(place: dict[str, Any], slack: float) -> bool:
