@@ -1,14 +1,14 @@
 """Micro-batches of one build: the order of their steps.
 
-Theory of operation: Spark plans what there is to read; the driver cuts it into the micro-batches of the
-build, one after the other (`streaming.core.sizing`). Both stages of one run as one Spark
-job (`streaming.stages.tasks`), the summaries settle who won (`streaming.core.micro_batches`), the source is
+Theory of operation: a query plans what there is to read (`streaming.backfill.queries`); the driver cuts it
+into the micro-batches of the build, one after the other (`streaming.core.sizing`). Both stages of one run together
+(`streaming.stages.tasks`), the summaries settle who won (`streaming.core.micro_batches`), the source is
 checked to be the one that the build began with and its log to be the one that was read before
 (`streaming.core.log_identity`; what may be of two logs is read again), the micro-batch is written down, and
 then every slice gets its end: from there on it counts. A driver that dies after it was written down leaves a
 batch that is run again, whole, under the same number; slices that had it skip it. One that dies before
-leaves nothing. When all that Spark has planned is done, Spark commits it. The places where a crash test
-strikes are named by `reach`.
+leaves nothing. When all that is planned is done, the query plans on. The places where a crash test strikes
+are named by `reach`.
 
 Tasks and Kafka are arguments (`streaming.backfill.tasks` has the real ones). Steps are coroutines: what
 takes its time is awaited. The real ones block, so nothing ever waits there (`run_through`); in a simulation
@@ -192,7 +192,7 @@ class Batches:
         await self._checked_history(self._status.position)
 
     async def run(self, planned: Range) -> None:
-        """Run all micro-batches of what Spark has planned.
+        """Run all micro-batches of what a query has planned.
 
         Raises:
             StoppedError: the build has passed, or is being stopped.
@@ -225,7 +225,7 @@ class Batches:
             await pause()
 
     def _next(self, planned: Range) -> SizedBatch | None:
-        """What is to be done next of what Spark has planned; None when all is done."""
+        """What is to be done next of what is planned; None when all is done."""
         most = self._sizing.limited(self.rate)
         return self._status.next_batch(planned.start.offsets(), planned.end.offsets(), most)
 

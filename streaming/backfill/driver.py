@@ -145,6 +145,8 @@ class BackfillDriver(Driver):
     kind = "build"
     stands_back = False
     build: BuildRecord
+    _query: SourceQuery
+    _spark: SparkEngine
 
     def prepare(self) -> None:
         self._identity = KafkaIdentity(self._settings)
@@ -152,7 +154,6 @@ class BackfillDriver(Driver):
         self._outage = Outage(2 * self._settings.build.kafka_away_s)
         self._start = ""  # names this start, when it has read what the build is
         self._ending = threading.Event()
-        self._query: SourceQuery | None = None
         self._slices: SliceEntries | None = None
         self._limit: Callable[[int], None] = lambda rate: None  # until something reads
 
@@ -274,35 +275,30 @@ class BackfillDriver(Driver):
         self._reporter.send()
 
     async def begin_reading(self, table: bool) -> None:
-        goal = self.build.load_timestamp
-        left = self._status.position.documents_to(goal)
+        left = self._status.position.documents_to(self.build.load_timestamp)
         most = self._settings.build.local_documents
-        if table or not most or left + PARTITION_DOCUMENTS * len(goal.places) > most:
-            self._begin(self._spark_query(table))
+        if table or not most or left + PARTITION_DOCUMENTS * self._partitions > most:
+            self._begin_spark(table)
             return
         log.info("build %s: %d documents are to be read: without Spark", self._id, left)
         engine = self.start_local(self._settings.build.local_bytes)
-        self._tasks.prepare(engine)
-        query = LocalQuery(self._settings, engine, self._plan, self._batches, self._partitions, GROWTH * most)
-        self._begin(query)
+        self._begin(engine, "local")
+        self._query = LocalQuery(
+            self._settings, engine, self._plan, self._batches, self._partitions, GROWTH * most
+        )
 
-    def _spark_query(self, table: bool) -> SparkQuery:
-        engine = self.start_spark(rows=table)
+    def _begin_spark(self, table: bool) -> None:
+        engine = self._spark = self.start_spark(rows=table)
         engine.shuffle(spark.shuffle_partitions(len(self._plan.targets), engine.parallelism))
+        self._begin(engine, "spark")
+        self._query = SparkQuery(
+            self._settings, engine, self._plan, self._checkpoint, self._tasks, self._batches
+        )
+
+    def _begin(self, engine: Engine, name: str) -> None:
+        """Have this engine run the tasks."""
         self._tasks.prepare(engine)
-        return SparkQuery(self._settings, engine, self._plan, self._checkpoint, self._tasks, self._batches)
-
-    def _begin(self, query: SourceQuery) -> None:
-        """Have this query read, by the engine that was made for it."""
-        engine = self._running
-        self._query, self._status.gate, self._limit = query, engine.gate, engine.gate.limit
-        self._status.engine = "spark" if isinstance(engine, SparkEngine) else "local"
-
-    @property
-    def _running(self) -> Engine:
-        if self.engine is None:
-            raise RuntimeError("begin_reading comes first")
-        return self.engine
+        self._status.gate, self._limit, self._status.engine = engine.gate, engine.gate.limit, name
 
     def limit(self, rate: int) -> None:
         self._limit(rate)
@@ -310,11 +306,8 @@ class BackfillDriver(Driver):
     async def run_table(
         self, origin: TableOrigin, work: Callable[[], Coroutine[Any, Any, None]], follow: Callable[[], None]
     ) -> None:
-        engine = self._running
-        if not isinstance(engine, SparkEngine):
-            raise RuntimeError("only Spark reads tables")
-        self._tasks.table = read_table(engine.session, origin, self._settings.build.origin_options)
-        engine.run(lambda: run_through(work()), follow)
+        self._tasks.table = read_table(self._spark.session, origin, self._settings.build.origin_options)
+        self._spark.run(lambda: run_through(work()), follow)
 
     async def run_seed(
         self, work: Callable[[], Coroutine[Any, Any, None]], follow: Callable[[], None]
@@ -351,22 +344,17 @@ class BackfillDriver(Driver):
         return self._slices
 
     async def start_query(self) -> None:
-        if self._query is None:
-            raise RuntimeError("begin_reading comes first")
         self._query.start(self._status.position)
 
     def ended(self) -> BaseException | None:
-        error = self._query.ended() if self._query is not None else None
+        error = self._query.ended()
         if not isinstance(error, OutOfRoomError):
             return error
         log.info("build %s: %s: Spark reads on", self._id, error.message)
-        query = self._spark_query(table=False)
-        self._begin(query)
-        query.start(self._status.position)
+        self._begin_spark(table=False)
+        self._query.start(self._status.position)
         return None
 
     def stop_query(self) -> None:
         self._ending.set()
-        self._running.gate.close()
-        if self._query is not None:
-            self._query.stop()
+        self._query.stop()

@@ -51,7 +51,7 @@ class SourceQuery(Protocol):
         ...
 
     def stop(self) -> None:
-        """End it."""
+        """End it; tasks that wait for the rate limit are let go."""
         ...
 
 
@@ -109,6 +109,7 @@ class SparkQuery:
         return self._error or self._query.exception() or RetryableError("Spark ended the query")
 
     def stop(self) -> None:
+        self._engine.gate.close()
         if self._query is not None:
             self._query.stop()
 

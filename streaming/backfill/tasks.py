@@ -55,13 +55,13 @@ class BackfillTasks:
     """
 
     stages: Stages
+    _engine: Engine
     table: DataFrame
     seed: SeedReader
 
     def __init__(self, settings: Settings, plan: BuildPlan) -> None:
         self._settings = settings
         self._plan = plan
-        self._engine: Engine | None = None
         self._routes: tuple[int, ...] = ()
         self._producer = producer(settings)
 
@@ -88,7 +88,7 @@ class BackfillTasks:
             *(self._plan.build, len(wanted), self._plan.keyspace, batch),
         )
         extents = covered.extents
-        client = self._running.client
+        client = self._engine.client
         find = functools.partial(
             read_and_find_versions, self._work(batch), client, wanted.tobytes(), self._plan.keyspace, extents
         )
@@ -107,7 +107,7 @@ class BackfillTasks:
 
     def settle(self, documents: int) -> None:
         """Wait for the rate limit."""
-        self._running.gate.settle(documents)
+        self._engine.gate.settle(documents)
 
     async def send(self, batch: int, ends: Sequence[BatchEnd]) -> None:
         """Send ends, and wait until all are acknowledged.
@@ -147,13 +147,7 @@ class BackfillTasks:
             splits={index.id: index.splits for index in self._plan.indexes if index.splits},
         )
 
-    @property
-    def _running(self) -> Engine:
-        if self._engine is None:
-            raise RuntimeError("prepare comes first")
-        return self._engine
-
     def _client(self, documents: int, extents: int) -> TaskClient:
         """What the tasks of the micro-batch that begins say their reading to; how much that is at most."""
-        self._running.gate.begin(documents, extents)
-        return self._running.client
+        self._engine.gate.begin(documents, extents)
+        return self._engine.client

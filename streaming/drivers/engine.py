@@ -134,8 +134,9 @@ class SparkEngine:
         self.session = self._wait(lambda: spark.start_session(options, settings.build.jars), lambda: None)
         self.parallelism: int = self.session.sparkContext.defaultParallelism
         self.partitions = 1
-        self.gate = gate_of(self.session)
-        self.client: TaskClient = self.gate.client
+        gate = gate_of(self.session)
+        self.gate: RateGate = gate
+        self.client: TaskClient = gate.client
         self.stages: Stages = SparkStages(self.session)
 
     def shuffle(self, partitions: int) -> None:

@@ -96,44 +96,15 @@ def _connected(client: RateClient) -> socket.socket | None:
     return line
 
 
-class _Connection(socketserver.StreamRequestHandler):
-    """A worker's, in a thread of its own."""
+class RateGate:
+    """Hears what all tasks of a driver read, and lets them go on at the rate limit."""
 
-    server: RateGate
-    disable_nagle_algorithm = True
-
-    def handle(self) -> None:
-        with contextlib.suppress(OSError):
-            self.connection.settimeout(_CONNECT_LIMIT_S)
-            if not hmac.compare_digest(self.rfile.read(TOKEN_BYTES), self.server.client.token):
-                return
-            self.connection.settimeout(None)  # a task may read for long
-            while len(word := self.rfile.read(_WORD.size)) == _WORD.size:
-                self.server.hear(*_WORD.unpack(word))
-                self.wfile.write(_GO)
-
-
-class RateGate(socketserver.ThreadingTCPServer):
-    """Hears what all tasks of a driver read, and lets them go on at the rate limit.
-
-    Args:
-        host: where tasks find it.
-        bind: the address that it listens at; "" for `host`.
-    """
-
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
-
-    def __init__(self, host: str = "127.0.0.1", bind: str = "") -> None:
-        super().__init__((bind or host, 0), _Connection)
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._bucket = TokenBucket(time.monotonic())
         self._documents = self._bytes = self._extents = 0
         self._most = self._wanted = 0
         self._end = threading.Event()
-        self.client = RateClient(host, self.server_address[1], secrets.token_bytes(TOKEN_BYTES))
-        threading.Thread(target=self.serve_forever, args=(_PAUSE_S,), name="gate", daemon=True).start()
 
     def limit(self, rate: int) -> None:
         """Set the limit: documents per second, 0 for none. Felt at once."""
@@ -181,10 +152,8 @@ class RateGate(socketserver.ThreadingTCPServer):
         self._pass(max(0, left), 0)
 
     def close(self) -> None:
-        """Let everybody go, and listen no more."""
+        """Let everybody go."""
         self._end.set()
-        self.shutdown()
-        self.server_close()
 
     def hear(self, documents: int, size: int, extents: int, heed: Callable[[], None] = lambda: None) -> None:
         """Take what a task says; returns when it may go on.
@@ -209,6 +178,58 @@ class RateGate(socketserver.ThreadingTCPServer):
             if left <= 0:
                 return
             self._end.wait(_PAUSE_S)
+
+
+class _Connection(socketserver.StreamRequestHandler):
+    """A worker's, in a thread of its own."""
+
+    server: _GateServer
+    disable_nagle_algorithm = True
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.settimeout(_CONNECT_LIMIT_S)
+            if not hmac.compare_digest(self.rfile.read(TOKEN_BYTES), self.server.token):
+                return
+            self.connection.settimeout(None)  # a task may read for long
+            while len(word := self.rfile.read(_WORD.size)) == _WORD.size:
+                self.server.gate.hear(*_WORD.unpack(word))
+                self.wfile.write(_GO)
+
+
+class _GateServer(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, address: str, gate: RateGate) -> None:
+        super().__init__((address, 0), _Connection)
+        self.gate = gate
+        self.token = secrets.token_bytes(TOKEN_BYTES)
+
+
+class ListeningGate(RateGate):
+    """The same for tasks of other processes.
+
+    Args:
+        host: where tasks find it.
+        bind: the address that it listens at; "" for `host`.
+
+    Attributes:
+        client: what tasks are given.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", bind: str = "") -> None:
+        super().__init__()
+        self._server = server = _GateServer(bind or host, self)
+        self.client = RateClient(host, server.server_address[1], server.token)
+        threading.Thread(target=server.serve_forever, args=(_PAUSE_S,), name="gate", daemon=True).start()
+
+    def close(self) -> None:
+        """Let everybody go, and listen no more."""
+        super().close()
+        self._server.shutdown()
+        self._server.server_close()
 
 
 class LocalClient:
@@ -236,7 +257,7 @@ TaskClient = RateClient | LocalClient
 """What a task says to the gate what it reads by."""
 
 
-def gate_of(session: SparkSession) -> RateGate:
+def gate_of(session: SparkSession) -> ListeningGate:
     """A gate that listens, and is found by tasks, where Spark's driver is."""
     host, bind = (session.conf.get(f"spark.driver.{name}", "") for name in ("host", "bindAddress"))
-    return RateGate(host or "127.0.0.1", bind or "")
+    return ListeningGate(host or "127.0.0.1", bind or "")

@@ -121,7 +121,6 @@ class LocalStages:
     def __init__(self, heed: Callable[[], None], most_bytes: int = 0) -> None:
         self._heed = heed
         self._most_bytes = most_bytes
-        self._schema: pa.Schema | None = None
 
     def run(self, numbers: int, task: Task, row: str, tasks: int = 0) -> Rows:
         for batch in self._made(numbers, task):
@@ -131,34 +130,37 @@ class LocalStages:
         """Raises OutOfRoomError: it holds more than it may."""
         held: dict[int, list[dict[str, Any]]] = {}
         try:
-            self._hold(numbers, shuffle, held)
+            schema = self._hold(numbers, shuffle, held)
             for route in sorted(held):
                 rows = held.pop(route)
                 rows.sort(key=itemgetter(*shuffle.order))  # (no body is copied for it)
-                for batch in shuffle.second(self._in_pieces(rows)):
+                for batch in shuffle.second(self._in_pieces(rows, schema)):
                     self._heed()
                     yield from batch.to_pylist()
         finally:
             held.clear()  # an error keeps what its frames hold
 
-    def _hold(self, numbers: int, shuffle: Shuffle, held: dict[int, list[dict[str, Any]]]) -> None:
-        """Keep the rows of the first stage, by route."""
-        size = 0
+    def _hold(
+        self, numbers: int, shuffle: Shuffle, held: dict[int, list[dict[str, Any]]]
+    ) -> pa.Schema | None:
+        """Keep the rows of the first stage, by route; their schema, None when there are none."""
+        size, schema = 0, None
         for batch in self._made(numbers, shuffle.first):
-            self._schema = batch.schema
+            schema = batch.schema
             size += batch.nbytes + ROW_BYTES * batch.num_rows
             if 0 < self._most_bytes < size:
                 raise OutOfRoomError(f"a shuffle without Spark holds more than {self._most_bytes} bytes")
             for row in batch.to_pylist():
                 held.setdefault(row["route"], []).append(row)
+        return schema
 
-    def _in_pieces(self, rows: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
+    def _in_pieces(self, rows: list[dict[str, Any]], schema: pa.Schema | None) -> Iterator[pa.RecordBatch]:
         """The same as batches; what was given is let go of."""
         rows.reverse()
         while rows:
             self._heed()
             piece = [rows.pop() for _ in range(min(PIECE_ROWS, len(rows)))]
-            yield pa.RecordBatch.from_pylist(piece, schema=self._schema)
+            yield pa.RecordBatch.from_pylist(piece, schema=schema)
 
     def _made(self, numbers: int, task: Task) -> Iterator[pa.RecordBatch]:
         for number in range(numbers):

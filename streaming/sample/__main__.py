@@ -76,10 +76,11 @@ class SampleDriver(Driver):
         starts, ends = self._offsets(build)
         sample = SampleResult()
         if indexes and (build.origin is not None or starts != ends):
-            engine = self._engine_for(build, starts, ends)
+            length = sum(ends[partition] - start for partition, start in starts.items())
+            engine = self._engine_for(build, length)
             definitions = tuple((one.id, msgspec.json.encode(one.definition)) for one in indexes)
             engine.run(
-                lambda: self._collect(engine, build, definitions, starts, ends, sample),
+                lambda: self._collect(engine, build, definitions, starts, ends, length, sample),
                 self._wanted,  # the build may be cancelled meanwhile
             )
         splits: dict[str, list[bytes]] = {}
@@ -89,9 +90,13 @@ class SampleDriver(Driver):
             splits[index.id] = list(made)
         return BuildSampled(self._id, uuid.uuid4().hex[:12], splits, sample.documents, entries, now_ms())
 
-    def _engine_for(self, build: BuildRecord, starts: dict[int, int], ends: dict[int, int]) -> Engine:
+    def _engine_for(self, build: BuildRecord, length: int) -> Engine:
+        """Spark, where much is to be read; so it is where there is a table.
+
+        Args:
+            length: of the source, in offsets.
+        """
         own = self._settings.build
-        length = sum(ends[partition] - start for partition, start in starts.items())
         if build.origin is None and min(length, own.sample_documents) <= own.local_documents:
             return self.start_local()
         return self.start_spark("sample", app="keytide-sample")
@@ -118,11 +123,11 @@ class SampleDriver(Driver):
         definitions: Definitions,
         starts: dict[int, int],
         ends: dict[int, int],
+        length: int,
         sample: SampleResult,
     ) -> None:
         """Run the tasks, and take what they bring."""
         documents = self._settings.build.sample_documents
-        length = sum(ends[partition] - start for partition, start in starts.items())
         if build.origin is not None and isinstance(engine, SparkEngine):
             from streaming.backfill.table_origin import read_table
 

@@ -25,7 +25,7 @@ from streaming.core.micro_batches import SettledBatch
 from streaming.core.rate import CREDIT_S, TokenBucket
 from streaming.drivers import rate_gate
 from streaming.drivers.engine import SparkEngine
-from streaming.drivers.rate_gate import RateGate
+from streaming.drivers.rate_gate import ListeningGate
 from tests.unit.kept_journal import KeptJournal
 from tests.waiting import wait_for
 
@@ -81,15 +81,15 @@ def hang_up() -> None:
 
 
 @pytest.fixture
-def gate() -> Iterator[RateGate]:
+def gate() -> Iterator[ListeningGate]:
     hang_up()
-    with_gate = RateGate()
+    with_gate = ListeningGate()
     yield with_gate
     with_gate.close()
     hang_up()
 
 
-def test_a_gate_counts_what_tasks_read(gate: RateGate) -> None:
+def test_a_gate_counts_what_tasks_read(gate: ListeningGate) -> None:
     gate.begin(150, 2)
     gate.client.read(100, 5_000)
     assert (gate.documents, gate.bytes, gate.all_read) == (100, 5_000, False)
@@ -102,7 +102,7 @@ def test_a_gate_counts_what_tasks_read(gate: RateGate) -> None:
     assert (gate.documents, gate.bytes, gate.all_read) == (0, 0, False)
 
 
-def test_a_new_limit_is_felt_by_a_task_that_waits(gate: RateGate) -> None:
+def test_a_new_limit_is_felt_by_a_task_that_waits(gate: ListeningGate) -> None:
     gate.begin(10_000, 1)
     gate.limit(100)
     reading = threading.Thread(target=gate.client.read, args=(10_000, 0), daemon=True)
@@ -115,7 +115,9 @@ def test_a_new_limit_is_felt_by_a_task_that_waits(gate: RateGate) -> None:
     assert gate.documents == 10_000
 
 
-def test_a_new_limit_is_felt_while_the_table_is_read(gate: RateGate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_limit_is_felt_while_the_table_is_read(
+    gate: ListeningGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The driver of a build follows the metadata there, too."""
     made: Any = driving.BackfillDriver.__new__(driving.BackfillDriver)
     made._settings = load_settings()
@@ -136,7 +138,7 @@ def test_a_new_limit_is_felt_while_the_table_is_read(gate: RateGate, monkeypatch
     engine: Any = SparkEngine.__new__(SparkEngine)
     engine.session, engine.gate = None, gate
     engine._stop, engine._threads = threading.Event(), ThreadPoolExecutor(1)
-    made.engine, made._tasks, made._limit = engine, SimpleNamespace(), gate.limit
+    made._spark, made._tasks, made._limit = engine, SimpleNamespace(), gate.limit
     nothing: Any = SimpleNamespace()
     course = BuildCourse(nothing, 1, nothing, nothing, made, nothing)
     began = time.monotonic()
@@ -145,7 +147,7 @@ def test_a_new_limit_is_felt_while_the_table_is_read(gate: RateGate, monkeypatch
     assert time.monotonic() - began < LIMIT_S
 
 
-def test_tasks_that_wait_are_let_go_when_the_driver_ends(gate: RateGate) -> None:
+def test_tasks_that_wait_are_let_go_when_the_driver_ends(gate: ListeningGate) -> None:
     gate.begin(1_000, 1)
     gate.limit(1)
     reading = threading.Thread(target=gate.client.read, args=(1_000, 0), daemon=True)
@@ -156,7 +158,7 @@ def test_tasks_that_wait_are_let_go_when_the_driver_ends(gate: RateGate) -> None
     assert not reading.is_alive()
 
 
-def test_what_no_meter_said_is_waited_for_after_the_micro_batch(gate: RateGate) -> None:
+def test_what_no_meter_said_is_waited_for_after_the_micro_batch(gate: ListeningGate) -> None:
     gate.begin(40, 1)
     gate.limit(100)
     began = time.monotonic()
@@ -168,7 +170,7 @@ def test_what_no_meter_said_is_waited_for_after_the_micro_batch(gate: RateGate) 
 
 def test_a_gate_is_found_under_another_address_than_it_listens_at() -> None:
     """As behind a translation of addresses: spark.driver.host is none of this machine's."""
-    made = RateGate("192.0.2.1", "127.0.0.1")
+    made = ListeningGate("192.0.2.1", "127.0.0.1")
     try:
         assert made.client.host == "192.0.2.1"
         socket.create_connection(("127.0.0.1", made.client.port)).close()
@@ -176,7 +178,7 @@ def test_a_gate_is_found_under_another_address_than_it_listens_at() -> None:
         made.close()
 
 
-def test_strangers_are_not_heard(gate: RateGate) -> None:
+def test_strangers_are_not_heard(gate: ListeningGate) -> None:
     gate.begin(100, 1)
     stranger = replace(gate.client, token=b"x" * len(gate.client.token))
     stranger.read(50, 50)
@@ -184,14 +186,14 @@ def test_strangers_are_not_heard(gate: RateGate) -> None:
     hang_up()
 
 
-def test_a_worker_that_reaches_no_gate_reads_on(gate: RateGate) -> None:
+def test_a_worker_that_reaches_no_gate_reads_on(gate: ListeningGate) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     replace(gate.client, port=port).read(50, 50)
     assert gate.documents == 0
 
 
-def test_a_micro_batch_begins_with_nothing_read(gate: RateGate) -> None:
+def test_a_micro_batch_begins_with_nothing_read(gate: ListeningGate) -> None:
     status = KeptJournal().status()
     status.gate = gate
     status.begin_batch()

@@ -173,7 +173,7 @@ def test_a_share_is_finished_though_it_has_fewer_records_than_offsets(
 ) -> None:
     """As one of a compacted source has."""
     monkeypatch.setattr(tasks, "read_extent", lambda *_, **__: iter([batch(0, 7, 9)]))
-    gate = rate_gate.RateGate()
+    gate = rate_gate.ListeningGate()
     try:
         shares = SourceTasks(load_settings(), TOPIC, [Extent(0, 0, 250), Extent(0, 250, 500)], gate.client)
         gate.begin(500, 2)
