@@ -1,9 +1,9 @@
 """Micro-batches of one build: the order of their steps.
 
 Theory of operation: a query plans what there is to read (`streaming.backfill.queries`); the driver cuts it
-into the micro-batches of the build, one after the other (`streaming.core.sizing`). Both stages of one run together
-(`streaming.stages.tasks`), the summaries settle who won (`streaming.core.micro_batches`), the source is
-checked to be the one that the build began with and its log to be the one that was read before
+into the micro-batches of the build, one after the other (`streaming.core.sizing`). Both stages of one run
+together (`streaming.stages.tasks`), the summaries settle who won (`streaming.core.micro_batches`), the source
+is checked to be the one that the build began with and its log to be the one that was read before
 (`streaming.core.log_identity`; what may be of two logs is read again), the micro-batch is written down, and
 then every slice gets its end: from there on it counts. A driver that dies after it was written down leaves a
 batch that is run again, whole, under the same number; slices that had it skip it. One that dies before
