@@ -17,7 +17,7 @@ import msgspec
 from indexer.scan.aggregate.accumulators import Accumulator
 from indexer.scan.aggregate.request import AggregationPlan
 from indexer.scan.aggregate.slice import GroupState, SliceAggregate, wants_of
-from indexer.scan.local.filtering import Conditions, key_test
+from indexer.scan.local.filtering import Bound, Conditions, Filters, Test, key_test, picked
 from indexer.scan.local.tasks import SliceWork, Unfinished
 from indexer.scan.plan.selection import stretches
 from indexer.view import DoubtfulReadError
@@ -79,6 +79,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_arguments: Final = msgspec.msgpack.Decoder(Arguments).decode
 _decode_plan: Final = msgspec.json.Decoder(AggregationPlan).decode
 _conditions: Final = Conditions()
+_filters: Final = Filters()
 """Kept, for every call of an aggregate comes with the same, which may list thousands of values."""
 
 
@@ -108,8 +109,14 @@ class _Call:
         self._arguments = _decode_arguments(work.request.shape.body)
         self._plan = _decode_plan(self._arguments.plan)
         shape = work.request.shape
-        self._tested = _conditions.of(work.request.span.index, work.definition, shape.filter)
-        self._has_key = key_test(work.definition.structure, shape.keys) if shape.keys else None
+        index, definition = work.request.span.index, work.definition
+        self._tested: Bound | None = None
+        self._test: Test | None
+        if definition.structure.several:  # places are tested many at once, not with the columns of a block
+            self._test = _filters.test(index, definition, shape)
+        else:
+            self._tested = _conditions.of(index, definition, shape.filter)
+            self._test = key_test(definition.structure, shape.keys) if shape.keys else None
         self._after = self._arguments.after.get(work.slice, b"")
 
     def partial(self) -> Partial:
@@ -126,9 +133,9 @@ class _Call:
             max_groups=arguments.max_groups,
         )
         examined = 0
-        pace, has_key = self._work.pace, self._has_key
+        pace = self._work.pace
         for part in (part for block in self._blocks(aggregate.backwards) for part in pace.parts(block)):
-            wanted = part if has_key is None else [row for row in part if has_key(*row)]
+            wanted = picked(self._test, part)
             goes_on = not wanted or aggregate.add(wanted)
             examined += len(part)
             if not goes_on:
@@ -147,7 +154,7 @@ class _Call:
     def _known(self) -> Partial | None:
         """The answer without reading, if it can be had so."""
         plan, spans = self._plan, self._work.request.span.spans
-        if plan.groups or self._tested is not None or self._has_key is not None or not spans:
+        if plan.groups or self._tested is not None or self._test is not None or not spans:
             return None
         whole = all(not low and high is None for low, high in spans)
         counts = any(function.operand < 0 for function in plan.functions)
