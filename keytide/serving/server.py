@@ -25,6 +25,7 @@ import asyncio
 import json
 import logging
 import ssl
+import time
 from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any, Final
@@ -72,9 +73,10 @@ class PatientProtocol(HttpToolsProtocol):
     """uvicorn's, which knows since when it is owed something.
 
     Attributes:
-        owed_since: time of the event loop; None when nothing is owed.
+        owed_since: monotonic clock, seconds; None when nothing is owed. (The loop's own clock has
+            milliseconds: in one of them ten connections are served, and who was first is not to be told.)
         owes_body: it is the body of a request, and not its head.
-        idle_since: time of the event loop when its last answer was over; None when it is asked something, or
+        idle_since: the same clock when its last answer was over; None when it is asked something, or
             owes it.
     """
 
@@ -125,7 +127,7 @@ class PatientProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.timeout_keep_alive_task is not None and self.owed_since is None:
-            self.idle_since = self.loop.time()
+            self.idle_since = time.monotonic()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.owed_since = self.idle_since = None
@@ -135,7 +137,7 @@ class PatientProtocol(HttpToolsProtocol):
         """Say nothing of requests for WebSockets: none are served."""
 
     def _owe(self) -> None:
-        self.owed_since = self.loop.time()
+        self.owed_since = time.monotonic()
         self.idle_since, self.owes_body = None, False
 
     def _idle(self) -> bool:
@@ -169,7 +171,7 @@ def _make_room(new: PatientProtocol) -> None:
     others = [one for one in new.connections if isinstance(one, PatientProtocol) and one is not new]
     owing = [(one.owed_since, one) for one in others if one.owed_since is not None]
     idle = [(one.idle_since, one) for one in others if one.idle_since is not None]
-    late = [one for one in owing if one[0] < new.loop.time() - _PROMPT_S]
+    late = [one for one in owing if one[0] < time.monotonic() - _PROMPT_S]
     _, oldest = min(late or idle or owing, key=itemgetter(0), default=(0.0, new))
     oldest.give_up()
 
@@ -190,7 +192,7 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if counter % _TICKS == 0:
-            self.close_late(asyncio.get_running_loop().time())
+            self.close_late(time.monotonic())
             if self._certificate is not None and self.config.ssl is not None:
                 self._certificate.renew(self.config.ssl)
         return await super().on_tick(counter)
@@ -199,7 +201,7 @@ class Server(uvicorn.Server):
         """Close the connections that are late.
 
         Args:
-            now: time of the event loop.
+            now: monotonic clock, seconds.
         """
         limits = self._limits
         late = [

@@ -166,7 +166,7 @@ def test_a_full_server_lets_those_go_that_owe_it_a_request(owing: bool) -> None:
             one.sendall(b"GET /sl" if owing else b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
         if owing:
             assert ask(port) == 200
-            gone, _, _ = select.select(held, [], [], LIMIT_S)  # (which one, in one millisecond, is open)
+            gone, _, _ = select.select(held, [], [], LIMIT_S)  # (the loop reads them in an order of its own)
             assert len(gone) == 1, "one that owes a request has made room"
             assert ended(gone[0])
         else:
