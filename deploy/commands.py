@@ -1,6 +1,6 @@
-"""`up`, `down`, `demo`, `doctor`, `gateway`: the commands that need this machine's own parts. `keytide.cli`
-finds them by entry points (`keytide.commands` in pyproject.toml). What one of them needs is imported only
-when it is called: help is asked for more often."""
+"""`up`, `down`, `demo`, `doctor`, `trace`, `gateway`: the commands that need this machine's own parts, or
+several packages. `keytide.cli` finds them by entry points (`keytide.commands` in pyproject.toml). What one of
+them needs is imported only when it is called: help is asked for more often."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keytide.cli.options import DATA_DIR_VARIABLE, DEFAULT_DATA_DIR, DataDir, Json
+from keytide.cli.options import DATA_DIR_VARIABLE, DEFAULT_DATA_DIR, DataDir, Json, Url
 from keytide.cli.output import friendly_errors
 from keytide.errors import CallerError
 
@@ -128,6 +128,39 @@ def doctor(
 
     with friendly_errors(as_json):
         raise typer.Exit(run(kafka, data_dir, as_json))
+
+
+def trace(
+    keyspace: Annotated[str, typer.Argument(help="keyspace, or an index: then of that one alone")],
+    id_: Annotated[str, typer.Argument(metavar="ID", help="document id: the record's key")],
+    index: Annotated[str, typer.Option(help="only this index of the keyspace", show_default="all")] = "",
+    partition: Annotated[
+        int | None, typer.Option(min=0, help="only this source partition", show_default="all")
+    ] = None,
+    last: Annotated[
+        int, typer.Option(min=1, help="how many offsets of each partition are looked at, from its end")
+    ] = 1_000_000,
+    kafka: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Kafka", show_default="that of the data folder, else kafka.bootstrap"
+        ),
+    ] = "",
+    cluster: Annotated[
+        str, typer.Option(help="cluster name: prefix of its topics", show_default="likewise")
+    ] = "",
+    url: Url = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: Json = False,
+) -> None:
+    """Show when the newest record of a document passed each hop, from its topic to a published snapshot, and
+    what it waits for. It only reads Kafka, and asks a node for the entries."""
+    from deploy.trace import TraceOptions, run
+
+    with friendly_errors(as_json):
+        run(
+            TraceOptions(keyspace, id_, index, partition, last, kafka, cluster, url, data_dir, as_json),
+        )
 
 
 def gateway(
