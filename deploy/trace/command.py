@@ -143,11 +143,9 @@ def _traced(
         TraceInput(record, indexes, control, reports, queues, outcomes, now),
     )
     say("asking for its entries")
-    by_id = {one.id: one for one in records}
-    asked = looked_for(
-        entries, told.indexes, by_id, options.document, lambda: reader(None, options.url, options.data_dir)
+    return told, looked_for(
+        entries, told.indexes, options.document, lambda: reader(None, options.url, options.data_dir)
     )
-    return told, asked
 
 
 def as_json(told: DocumentTrace, entries: dict[str, IndexEntries]) -> dict[str, object]:

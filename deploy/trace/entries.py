@@ -15,7 +15,7 @@ import msgspec
 from deploy.trace.source import FoundRecord
 from keytide.catalog.records import IndexRecord
 from keytide.client import Client
-from keytide.collation import MISSING, decode_key, to_json_value
+from keytide.collation import MISSING, Value, decode_key, to_json_value
 from keytide.errors import KeytideError
 from keytide.trace.records import IndexTrace, RecordOutcome
 from projector.core.projection import KeyspacePlan, Projected, SourceBatch, project
@@ -31,12 +31,13 @@ class ProjectedEntry(msgspec.Struct, frozen=True):
 
     Attributes:
         key: its parts; MISSING as null.
-        shown: whether a stable scan of the key has the document; None when it was not looked for, or has
-            more rows than were looked at.
+        shown: whether a stable scan of the key has the document; None when that was not looked for.
+        why: it was not looked for.
     """
 
     key: list[Any]
     shown: bool | None = None
+    why: str = ""
 
 
 class IndexEntries(msgspec.Struct, frozen=True):
@@ -81,31 +82,35 @@ def _entries(projected: Projected, index: IndexRecord, deleted: bool) -> IndexEn
     keys = [
         decode_key(key, structure.parts, structure.descending)[0] for key in projected.keys[:KEYS_LOOKED_FOR]
     ]
-    entries = [ProjectedEntry([to_json_value(part) for part in key]) for key in keys if MISSING not in key]
+    entries = [ProjectedEntry([to_json_value(part) for part in key], why=_why(index, key)) for key in keys]
     return IndexEntries(RecordOutcome("entries", len(projected.keys)), entries)
+
+
+def _why(index: IndexRecord, key: Sequence[Value]) -> str:
+    """Why an entry is not looked for by its key, "" when it is."""
+    if index.definition.using == "spatial":
+        return "a place is no key to look for"
+    if MISSING in key:
+        return "a part that is MISSING cannot be looked for"
+    return "" if index.state == "READY" else f"the index is {index.state}"
 
 
 def looked_for(
     known: Mapping[str, IndexEntries],
     traces: Sequence[IndexTrace],
-    indexes: Mapping[str, IndexRecord],
     document: str,
     connect: Callable[[], Client],
 ) -> dict[str, IndexEntries]:
     """The same, with what stable scans show. Nothing is raised when no node answers: it is told."""
     found = dict(known)
-    wanted = [
-        one
-        for one in traces
-        if one.state == "READY" and known[one.id].entries and indexes[one.id].definition.using != "spatial"
-    ]
+    wanted = [one for one in traces if any(not entry.why for entry in known[one.id].entries)]
     if not wanted:
         return found
     try:
         with connect() as client:
             for one in wanted:
                 shown = [
-                    ProjectedEntry(entry.key, _shows(client, one.index, entry.key, document))
+                    entry if entry.why else _looked_for(client, one.index, entry.key, document)
                     for entry in known[one.id].entries
                 ]
                 found[one.id] = IndexEntries(known[one.id].outcome, shown)
@@ -116,8 +121,10 @@ def looked_for(
     return found
 
 
-def _shows(client: Client, index: str, key: list[Any], document: str) -> bool | None:
+def _looked_for(client: Client, index: str, key: list[Any], document: str) -> ProjectedEntry:
     page = client.page(index, equals=key, columns=["id"], limit=ROWS_LOOKED_AT)
     if any(row.id == document for row in page.rows):
-        return True
-    return None if page.page else False
+        return ProjectedEntry(key, True)
+    if page.page:
+        return ProjectedEntry(key, None, f"more than {ROWS_LOOKED_AT:,} documents have this key")
+    return ProjectedEntry(key, False)

@@ -134,6 +134,8 @@ class LogSearch:
             start = self._stretches.at(topic, around - back, bounds)[0]
             log = ReportLog(self._keyspace, self._history, since=around - back if start else 0)
             position = self._follow(log, topic, (start, bounds[0][1]), stamp, until, indexes)
+            if log.since and start == bounds[0][0]:  # Kafka may have deleted what is older than this
+                log.since = max(log.since, log.begins)
             found = log.reported(record.partition, record.end)
             enough = record.partition in log.progress if found is None else found.after
             if enough or start <= bounds[0][0] or back >= FARTHEST_MS:

@@ -51,6 +51,7 @@ def _show_index(trace: DocumentTrace, index: IndexTrace, entries: IndexEntries) 
     out.print(f"[bold]{escape(verdict(index))}[/bold]", highlight=False)
     for entry in entries.entries:
         seen = {True: "in stable scans", False: "not in stable scans", None: "not looked for"}[entry.shown]
+        seen += f": {entry.why}" if entry.why else ""
         out.print(f"  {escape(json.dumps(entry.key, ensure_ascii=False))}: {seen}", highlight=False)
     if entries.trouble:
         out.print(f"  scans could not be asked: {escape(entries.trouble)}", style="yellow", highlight=False)

@@ -12,7 +12,7 @@ from typing import Final, Self
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from keytide.kafka.admin import KafkaUnavailableError, TopicInfo, admin, describe_topics, list_offsets
-from keytide.kafka.topics import consumer
+from keytide.kafka.topics import consumer, drain
 from keytide.settings.settings import Settings
 
 Stretch = tuple[int, int]
@@ -92,7 +92,7 @@ class Stretches:
         self._consumer.assign([TopicPartition(topic, number, low) for number, (low, _) in open_.items()])
         heard = time.monotonic()
         while open_:
-            some = self._consumer.consume(AT_ONCE, POLL_S)
+            some = drain(self._consumer, AT_ONCE, POLL_S)
             if some:
                 heard = time.monotonic()
             elif time.monotonic() > heard + self._timeout:

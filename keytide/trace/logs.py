@@ -148,6 +148,7 @@ class ReportLog:
 
     Attributes:
         since: what is later than this was read, ms; 0 when the topic was read from its beginning.
+        begins: when the first message that was read was sent, ms; 0 before there is one.
         acknowledged: by (index id, slice, node), the snapshot numbers that it holds.
         progress: by source partition, what was last said of it.
         statuses: by (index id, slice, node), what nodes last said of their copies.
@@ -155,6 +156,7 @@ class ReportLog:
 
     def __init__(self, keyspace: str, history: History = NO_HISTORY, since: int = 0) -> None:
         self.since = since
+        self.begins = 0
         self.acknowledged: defaultdict[tuple[str, int, str], Rises] = defaultdict(Rises)
         self.progress: dict[int, NewestProgress] = {}
         self.statuses: dict[tuple[str, int, str], SliceStatus] = {}
@@ -165,6 +167,7 @@ class ReportLog:
 
     def read(self, at: int, message: Message) -> None:
         """The next message."""
+        self.begins = self.begins or at
         match message:
             case Progress(keyspace=keyspace) if keyspace == self._keyspace:
                 self._progress(at, message)
