@@ -1,7 +1,8 @@
 """The composition root: everything that starts, wires and stops processes.
 
 What lives here: finding Java (`java`), fetching the broker's and Spark's jars (`jars`), child processes that
-die with their parent (`process`), the embedded Kafka broker (`kafka`), and the local cluster made of them.
+die with their parent (`process`), the embedded Kafka broker (`kafka`), the local cluster made of them, and
+commands that need several packages (`demo`, `doctor`, `trace`).
 
 Who may import it: tests and benchmarks. `keytide.cli` finds its `commands` by entry points (pyproject.toml).
 What it may import: everything.

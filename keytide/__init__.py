@@ -1,8 +1,8 @@
 """The ground that every part of Keytide stands on, and what users import: one word per thing, one thing per
 word.
 
-What lives here: on the ground floor, `errors`, `model`, `collation`, `definition`, `catalog`, `wire` (pure:
-no clock, no randomness, no threads, no Kafka, no LMDB), `settings`, and the adapters `kafka`, `http`,
+What lives here: on the ground floor, `errors`, `model`, `collation`, `definition`, `catalog`, `wire`, `trace`
+(pure: no clock, no randomness, no threads, no Kafka, no LMDB), `settings`, and the adapters `kafka`, `http`,
 `serving`, `process`. The upper floor, which the ground never imports: `query` (SELECT to a plan), `client`
 and `cli`. `import keytide` brings the clients and nothing of a server.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -23,6 +24,7 @@ from keytide.cli.nodes import reader
 from keytide.cli.options import DEFAULT_DATA_DIR, give_up_s
 from keytide.cli.output import err, print_json
 from keytide.errors import CallerError
+from keytide.kafka.admin import KafkaUnavailableError
 from keytide.kafka.topics import CatalogReader
 from keytide.model.topics import Topics
 from keytide.settings.settings import Settings, load_settings
@@ -61,12 +63,18 @@ def run(options: TraceOptions) -> None:
         KafkaUnavailableError: Kafka does not answer.
     """
     settings = settings_of(options)
-    with _progress() as say:
-        say("reading the dictionary")
-        with closing(CatalogReader(settings)) as dictionary:
-            catalog = dictionary.start(give_up_s())
-        keyspace, records = wanted(catalog, options.name, options.only)
-        found, entries = _traced(settings, catalog, keyspace, records, options, say)
+    try:
+        with _progress() as say:
+            say("reading the dictionary")
+            with closing(CatalogReader(settings)) as dictionary:
+                catalog = dictionary.start(give_up_s())
+            keyspace, records = wanted(catalog, options.name, options.only)
+            found, entries = _traced(settings, catalog, keyspace, records, options, say)
+    except KafkaUnavailableError as error:
+        where = f"asked was Kafka at {settings.kafka.bootstrap} for the cluster {settings.cluster}"
+        error.next_step = error.next_step or "see `keytide doctor`"
+        error.next_step += f"; {where}: name others with --kafka and --cluster"
+        raise
     if options.as_json:
         print_json(as_json(found, entries))
     else:
@@ -75,12 +83,13 @@ def run(options: TraceOptions) -> None:
 
 def settings_of(options: TraceOptions) -> Settings:
     """The settings, with the Kafka and the cluster that are meant: those that are named, else those of the
-    cluster that runs on the data folder, else what the settings say.
+    cluster that runs on the data folder (unless --url names another one), else what the settings say.
 
     Raises:
         CallerError: the folder that was named has no cluster.
     """
-    state = {} if options.kafka else running_state(options.data_dir, DEFAULT_DATA_DIR) or {}
+    elsewhere = options.kafka or options.url or os.environ.get("KEYTIDE_URL")
+    state = {} if elsewhere else running_state(options.data_dir, DEFAULT_DATA_DIR) or {}
     kafka = options.kafka or state.get("kafka")
     cluster = options.cluster or state.get("cluster")
     return load_settings(kafka={"bootstrap": str(kafka)} if kafka else None, cluster=cluster or None)
@@ -99,7 +108,8 @@ def wanted(catalog: Catalog, name: str, index: str) -> tuple[str, list[IndexReco
             known = ", ".join(sorted(keyspaces)) or "there are none"
             raise CallerError(
                 f"there is no keyspace {name}, and no index of that name",
-                problem_type="no-such-keyspace",
+                problem_type="keyspace-not-found",
+                status=404,
                 next_step=f"keyspaces are: {known}; an index makes a topic one",
             )
         name, index = named.keyspace, index or name
@@ -112,7 +122,8 @@ def wanted(catalog: Catalog, name: str, index: str) -> tuple[str, list[IndexReco
     if index and not records:
         raise CallerError(
             f"keyspace {name} has no index {index}",
-            problem_type="no-such-index",
+            problem_type="index-not-found",
+            status=404,
             next_step="see `keytide index list`",
         )
     return name, records

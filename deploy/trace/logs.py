@@ -16,7 +16,7 @@ from deploy.trace.stretches import Stretch, Stretches
 from keytide.catalog.history import History
 from keytide.errors import KeytideError
 from keytide.model.topics import Topics
-from keytide.trace.logs import ControlLog, QueueLog, ReportLog, Stamp
+from keytide.trace.logs import ControlLog, QueueLog, ReportLog, NumberedTimestamp
 from keytide.trace.records import SourceRecord, TracedIndex
 from keytide.wire.messages import Message, StabilityTimestamp, decode
 from keytide.wire.parts import Assembler
@@ -160,7 +160,7 @@ class LogSearch:
         log: ReportLog,
         topic: str,
         stretch: Stretch,
-        stamp: Stamp | None,
+        stamp: NumberedTimestamp | None,
         until: int,
         indexes: Sequence[TracedIndex],
     ) -> int:

@@ -46,7 +46,8 @@ def newest_record(
     if topic is None:
         raise CallerError(
             f"there is no topic {keyspace}",
-            problem_type="no-such-topic",
+            problem_type="keyspace-not-found",
+            status=404,
             next_step="see `keytide index list` for keyspaces; correct the name",
         )
     if partition is not None and partition >= topic.partitions:
@@ -75,7 +76,8 @@ def _not_found(keyspace: str, document: str, bounds: Mapping[int, Stretch], last
     where = f"the last {last:,} offsets of {len(bounds)} partitions" if short else "what Kafka keeps"
     return CallerError(
         f"no record of {document!r} in {where} of {keyspace}",
-        problem_type="no-such-document",
+        problem_type="document-not-found",
+        status=404,
         next_step="look further back with --last, or correct the id: it is the record's key"
         if short
         else "correct the id: it is the record's key; an uncommitted transaction shows nothing yet",

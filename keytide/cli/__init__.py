@@ -1,5 +1,5 @@
-"""The `keytide` command: HTTP to a cluster for everything but `up`, `down`, `demo`, `doctor` and `gateway`,
-which `deploy` adds by entry points.
+"""The `keytide` command: HTTP to a cluster for everything but `up`, `down`, `demo`, `doctor`, `trace` and
+`gateway`, which `deploy` adds by entry points.
 
     app          the commands
     calls        what is the same for all that ask the coordinator

@@ -12,7 +12,7 @@ from keytide.wire.messages import Segment, Skip
 ChangeKind = Literal["keys", "removal", "skip", "not-heard"]
 
 
-class SliceChange(NamedTuple):
+class RecordChange(NamedTuple):
     """What becomes of a record in one slice.
 
     Attributes:
@@ -28,21 +28,21 @@ class SliceChange(NamedTuple):
     skip: Skip | None = None
 
 
-def change_of(segment: Segment, offset: int) -> SliceChange | None:
+def change_of(segment: Segment, offset: int) -> RecordChange | None:
     """What a segment does with the record at an offset; None for one that it does not span."""
     if not segment.start <= offset < segment.end:
         return None
     skip = next((one for one in segment.skips if one.offset == offset), None)
     if skip is not None:
-        return SliceChange("skip", skip=skip)
+        return RecordChange("skip", skip=skip)
     if segment.heard is None:
-        return SliceChange("not-heard")
+        return RecordChange("not-heard")
     offsets = np.frombuffer(segment.heard.offsets, "<u4")
     ordinal = int(np.searchsorted(offsets, offset - segment.start))
     if ordinal == len(offsets) or int(offsets[ordinal]) != offset - segment.start:
-        return SliceChange("not-heard")
+        return RecordChange("not-heard")
     if segment.puts is None:
-        return SliceChange("removal")
+        return RecordChange("removal")
     puts = puts_columns(segment.puts)
     low, high = (int(np.searchsorted(puts.ordinals, ordinal, side)) for side in ("left", "right"))
-    return SliceChange("keys", tuple(puts.keys[low:high])) if high > low else SliceChange("removal")
+    return RecordChange("keys", tuple(puts.keys[low:high])) if high > low else RecordChange("removal")

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from keytide.trace.logs import ControlLog, QueueLog, ReportLog, Stamp
+from keytide.trace.logs import ControlLog, QueueLog, ReportLog, NumberedTimestamp
 from keytide.trace.records import (
     UNKNOWN,
     DocumentTrace,
@@ -60,7 +60,7 @@ class TraceInput:
         self.queues = queues
         self.outcomes = outcomes
         self.now = now
-        self.stamp: Stamp | None = control.covering(record.partition, record.end)
+        self.stamp: NumberedTimestamp | None = control.covering(record.partition, record.end)
 
 
 def trace(keyspace: str, document: str, known: TraceInput) -> DocumentTrace:
@@ -272,7 +272,7 @@ def _committed(known: TraceInput, index: TracedIndex, slices: Sequence[TracedSli
     return TracedHop("committed", "past", at, detail=f"{detail}; reports of then are not kept any more")
 
 
-def _missing(known: TraceInput, index: TracedIndex, number: int, node: str, stamp: Stamp) -> str:
+def _missing(known: TraceInput, index: TracedIndex, number: int, node: str, stamp: NumberedTimestamp) -> str:
     status = known.reports.statuses.get((index.id, number, node))
     if status is None:
         how = "the node has not told of it lately"

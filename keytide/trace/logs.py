@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from keytide.catalog.history import History
 from keytide.model.timestamp import Timestamp
-from keytide.trace.changes import SliceChange, change_of
+from keytide.trace.changes import RecordChange, change_of
 from keytide.wire.heartbeats import follow
 from keytide.wire.messages import (
     QUEUE_UNAVAILABLE,
@@ -87,7 +87,7 @@ class SentSegment(NamedTuple):
 
     at: int
     sender: str
-    change: SliceChange
+    change: RecordChange
 
 
 class QueueLog:
@@ -203,7 +203,7 @@ class ReportLog:
 # --- control ----------------------------------------------------------------------------------------------
 
 
-class Stamp(NamedTuple):
+class NumberedTimestamp(NamedTuple):
     """A stability timestamp.
 
     Attributes:
@@ -224,7 +224,7 @@ class ControlLog:
     """
 
     def __init__(self, keyspace: str, history: History = NO_HISTORY, whole: bool = False) -> None:
-        self.stamps: list[Stamp] = []
+        self.stamps: list[NumberedTimestamp] = []
         self.published: defaultdict[str, Rises] = defaultdict(Rises)
         self._keyspace = keyspace
         self._history = history
@@ -241,13 +241,13 @@ class ControlLog:
         self._term = message.term
         if isinstance(message, StabilityTimestamp):
             if self._history.number_holds(number, message.incarnation):
-                self.stamps.append(Stamp(number, at, message.timestamp))
+                self.stamps.append(NumberedTimestamp(number, at, message.timestamp))
             return
         for index, common in message.numbers.items():
             if self._history.number_holds(common, message.incarnation):
                 self.published[index].note(common, at)
 
-    def covering(self, partition: int, end: int) -> Stamp | None:
+    def covering(self, partition: int, end: int) -> NumberedTimestamp | None:
         """The first timestamp that has everything of a source partition below `end`."""
         where = bisect_left(self.stamps, end, key=lambda one: one.timestamp.offset(partition))
         if where == len(self.stamps):

@@ -6,14 +6,20 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from unittest.mock import ANY
 
 import confluent_kafka
+import psutil
 import pytest
 from kafka import KafkaProducer
+from typer.testing import CliRunner
 
 from keytide import AsyncClient, Client, Writes
+from keytide.cli import app
 from keytide.client import SnapshotGoneError
 from keytide.errors import CallerError
+from keytide.process.clock import now_ms
+from tests.chaos.processes import stopped
 from tests.integration.world import World
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -203,3 +209,56 @@ def test_streams_bit_by_bit(world: World, face: Face) -> None:
     assert {f"p{number:03}" for number in range(PEOPLE)} <= ids
     assert rows == sorted(rows, key=lambda row: (row["key"], row["id"]))
     assert len(rows) == PEOPLE
+
+
+def traced(world: World, *words: str, status: int = 0) -> dict[str, Any]:
+    """What `keytide trace` tells of a document, as JSON."""
+    where = ("--kafka", world.bootstrap, "--cluster", world.cluster.name, "--url", world.admin.url)
+    result = CliRunner().invoke(app, ["trace", *words, *where, "--json"])
+    assert result.exit_code == status, result.output
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+def test_a_document_is_traced_hop_by_hop(world: World) -> None:
+    began = now_ms()
+    writes = by_confluent(world, {"x1": person(1, "Traced")})
+    with world.client() as client:
+        client.count("by_city", at_least=writes)
+        (row,) = client.scan("by_city", equals=["Traced"]).to_list()
+    told = traced(world, "readers", "x1")
+    record, (index,) = told["record"], told["indexes"]
+    assert writes.at_least()[str(record["partition"])] in (
+        record["offset"] + 1,
+        {"offset": record["offset"] + 1, "epoch": ANY},
+    )
+    assert (index["index"], index["state"], index["shown"]) == ("by_city", "READY", True)
+    hops = {one["hop"]: one for one in index["hops"]}
+    assert {one["state"] for one in hops.values()} == {"done"}
+    times = [record["time"], *(one["at"] for one in hops.values())]
+    assert times == sorted(times)
+    assert began <= times[0]
+    assert times[-1] <= now_ms()
+    assert sum(one["took_ms"] for one in hops.values()) == times[-1] - times[0]
+    assert [one["keys"] for one in index["slices"] if one["change"] == "keys"] == [1]
+    assert [one["change"] for one in index["slices"]].count("removal") == 3
+    assert index["entries"] == [{"key": [*row.key], "shown": True, "why": ""}]
+    assert traced(world, "by_city", "nobody", status=1)["type"] == "document-not-found"
+
+
+def test_a_trace_says_what_is_waited_for_and_what_was_skipped(world: World) -> None:
+    projector = psutil.Process(world.cluster.services["projector-1"].pid)
+    with stopped([projector]):
+        writes = by_confluent(world, {"x2": b"no JSON"})
+        (index,) = traced(world, "by_city", "x2")["indexes"]
+    assert {one["state"] for one in index["hops"]} == {"waiting"}
+    assert "1 records behind" in index["hops"][0]["waiting_for"]
+    assert (index["shown"], index["outcome"]["reason"]) == (False, "not-json")
+    with world.client() as client:
+        client.count("by_city", at_least=writes)
+        (index,) = traced(world, "by_city", "x2")["indexes"]
+        assert {one["state"] for one in index["hops"]} == {"done"}
+        assert [one["skip"].partition(":")[0] for one in index["slices"] if one["skip"]] == ["not-json"]
+        client.count("by_city", at_least=by_confluent(world, {"x2": None}))
+    (index,) = traced(world, "by_city", "x2")["indexes"]
+    assert (index["outcome"]["kind"], index["shown"], index["entries"]) == ("deleted", True, [])

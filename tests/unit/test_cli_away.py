@@ -63,8 +63,8 @@ OTHERS = [
     ("node", "undrain", "node-1"),
     ("rebalance", "--yes"),
 ]
-LOCAL = {("up",), ("down",), ("demo",), ("doctor",), ("gateway",)}
-"""Those that start and stop processes, and have limits of their own."""
+LOCAL = {("up",), ("down",), ("demo",), ("doctor",), ("trace",), ("gateway",)}
+"""Those that start and stop processes, or ask Kafka, and have limits of their own."""
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def run(monkeypatch: pytest.MonkeyPatch, brought: dict[str, str], *words: str) -
 
 def test_the_commands_of_deploy_are_found() -> None:
     listed = CliRunner().invoke(app, ["--help"]).output
-    for name in ("up", "down", "demo", "doctor", "gateway"):
+    for name in ("up", "down", "demo", "doctor", "trace", "gateway"):
         assert f" {name} " in listed
         assert CliRunner().invoke(app, [name, "--help"]).exit_code == 0
 

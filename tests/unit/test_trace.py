@@ -14,7 +14,7 @@ from keytide.catalog.history import History
 from keytide.catalog.records import BuildRecord, BuildState, IndexRecord, RollbackRecord
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.model.timestamp import Place, Timestamp
-from keytide.trace.changes import SliceChange, change_of
+from keytide.trace.changes import RecordChange, change_of
 from keytide.trace.hops import TraceInput, trace
 from keytide.trace.logs import ControlLog, QueueLog, ReportLog, Rises
 from keytide.trace.records import (
@@ -177,12 +177,12 @@ def test_every_hop_has_its_time_and_how_long_it_took() -> None:
 
 def test_keys_of_the_record_alone_are_counted() -> None:
     one = segment(keys=[b"a", b"b"])
-    assert change_of(one, 41) == SliceChange("keys", (b"a", b"b"))
-    assert change_of(one, 40) == SliceChange("removal")
-    assert change_of(one, 42) == SliceChange("keys", (b"behind",))
+    assert change_of(one, 41) == RecordChange("keys", (b"a", b"b"))
+    assert change_of(one, 40) == RecordChange("removal")
+    assert change_of(one, 42) == RecordChange("keys", (b"behind",))
     assert change_of(one, 30) is None
     assert change_of(one, 43) is None
-    assert change_of(replace(one, heard=None, puts=None), 41) == SliceChange("not-heard")
+    assert change_of(replace(one, heard=None, puts=None), 41) == RecordChange("not-heard")
 
 
 def test_a_record_that_is_skipped() -> None:
@@ -199,7 +199,7 @@ def test_a_record_whose_id_cannot_be_used_is_a_line_as_well() -> None:
     one = segment()
     assert one.heard is not None
     bad = replace(one, start=41, heard=None, puts=None, skips=[Skip(-1, 41, b"", "bad-id", "no key")])
-    assert change_of(bad, 41) == SliceChange("skip", skip=bad.skips[0])
+    assert change_of(bad, 41) == RecordChange("skip", skip=bad.skips[0])
 
 
 def test_a_record_that_deletes() -> None:

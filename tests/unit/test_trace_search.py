@@ -147,7 +147,7 @@ def test_one_that_is_far_back_is_found_as_well() -> None:
     with pytest.raises(CallerError, match="in the last 20,000 offsets of 1 partitions") as caught:
         find(kept, "old", last=20_000)
     assert "--last" in caught.value.next_step
-    assert caught.value.problem_type == "no-such-document"
+    assert caught.value.problem_type == "document-not-found"
 
 
 def test_an_id_that_is_nowhere_is_looked_for_in_all_that_is_kept() -> None:
@@ -396,8 +396,8 @@ def test_a_keyspace_or_an_index_is_meant() -> None:
 
 
 def options(folder: Path, **given: Any) -> TraceOptions:
-    said: dict[str, Any] = {"kafka": "", "cluster": "", **given}
-    return TraceOptions("people", "u1", "", None, 10, url=None, data_dir=folder, as_json=False, **said)
+    said: dict[str, Any] = {"kafka": "", "cluster": "", "url": None, **given}
+    return TraceOptions("people", "u1", "", None, 10, data_dir=folder, as_json=False, **said)
 
 
 def test_kafka_is_that_of_the_folder_unless_it_is_named(
@@ -410,9 +410,19 @@ def test_kafka_is_that_of_the_folder_unless_it_is_named(
     assert (local.kafka.bootstrap, local.cluster) == ("127.0.0.1:1", "local")
     named = settings_of(options(tmp_path, kafka="127.0.0.1:2"))
     assert (named.kafka.bootstrap, named.cluster) == ("127.0.0.1:2", "said")
+    assert settings_of(options(tmp_path, url="http://127.0.0.1:3")).cluster == "said"
     monkeypatch.setattr(command, "running_state", lambda *_: None)
     remote = settings_of(options(tmp_path, cluster="other"))
     assert (remote.kafka.bootstrap, remote.cluster) == ("kafka.example:9093", "other")
+
+
+def test_a_kafka_that_does_not_answer_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "give_up_s", lambda: 1.0)
+    with pytest.raises(RetryableError) as caught:
+        command.run(options(tmp_path, kafka="127.0.0.1:1", cluster="c"))
+    assert "Kafka at 127.0.0.1:1 for the cluster c: name others with --kafka" in caught.value.next_step
 
 
 def test_what_people_see(capsys: pytest.CaptureFixture[str]) -> None:
