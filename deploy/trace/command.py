@@ -96,7 +96,8 @@ def settings_of(options: TraceOptions) -> Settings:
 
 
 def wanted(catalog: Catalog, name: str, index: str) -> tuple[str, list[IndexRecord]]:
-    """The keyspace, and the indexes of it that are looked at.
+    """The keyspace, and the indexes of it that are looked at; one whose name another has taken over only by
+    its id.
 
     Raises:
         CallerError: there is none of that name.
@@ -117,7 +118,8 @@ def wanted(catalog: Catalog, name: str, index: str) -> tuple[str, list[IndexReco
     records = [
         one
         for one in catalog.indexes(name)
-        if one.state != "DROPPING" and index in ("", shown[one.id], one.id)
+        if one.state != "DROPPING"
+        and (index == one.id or (index in ("", shown[one.id]) and not one.replaced_by))
     ]
     if index and not records:
         raise CallerError(

@@ -16,7 +16,7 @@ from deploy.trace.stretches import Stretch, Stretches
 from keytide.catalog.history import History
 from keytide.errors import KeytideError
 from keytide.model.topics import Topics
-from keytide.trace.logs import ControlLog, QueueLog, ReportLog, NumberedTimestamp
+from keytide.trace.logs import ControlLog, NumberedTimestamp, QueueLog, ReportLog
 from keytide.trace.records import SourceRecord, TracedIndex
 from keytide.wire.messages import Message, StabilityTimestamp, decode
 from keytide.wire.parts import Assembler

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from keytide.trace.logs import ControlLog, QueueLog, ReportLog, NumberedTimestamp
+from keytide.trace.logs import ControlLog, NumberedTimestamp, QueueLog, ReportLog
 from keytide.trace.records import (
     UNKNOWN,
     DocumentTrace,

@@ -388,6 +388,9 @@ def test_a_keyspace_or_an_index_is_meant() -> None:
         keyspace, records = wanted(catalog, name, index)
         assert (keyspace, [one.id for one in records]) == ("people", [CITY.id])
     assert wanted(catalog, "orders", "") == ("orders", [])
+    catalog.put("index/by_tag-1", replace(TAG, replaced_by="by_tag-9"))
+    assert wanted(catalog, "people", "")[1] == [CITY]
+    assert wanted(catalog, "people", "by_tag-1")[1][0].id == TAG.id
     with pytest.raises(CallerError, match="no keyspace nothing") as caught:
         wanted(catalog, "nothing", "")
     assert "people" in caught.value.next_step
@@ -405,6 +408,7 @@ def test_kafka_is_that_of_the_folder_unless_it_is_named(
 ) -> None:
     monkeypatch.setenv("KEYTIDE_KAFKA__BOOTSTRAP", "kafka.example:9093")
     monkeypatch.setenv("KEYTIDE_CLUSTER", "said")
+    monkeypatch.delenv("KEYTIDE_URL", raising=False)
     monkeypatch.setattr(command, "running_state", lambda *_: {"kafka": "127.0.0.1:1", "cluster": "local"})
     local = settings_of(options(tmp_path))
     assert (local.kafka.bootstrap, local.cluster) == ("127.0.0.1:1", "local")
