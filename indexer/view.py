@@ -110,6 +110,33 @@ class ReadableSnapshot(Protocol):
         ...
 
 
+class JointSnapshot(Protocol):
+    """Some slices at one number, read as one by one thread, as often as it wants; there is nothing to give
+    back."""
+
+    @property
+    def incarnations(self) -> Sequence[int]:
+        """Of each slice, the keyspace's incarnation under which it was committed."""
+        ...
+
+    @property
+    def timestamps(self) -> Sequence[Timestamp]:
+        """Of each slice."""
+        ...
+
+    def first(
+        self, low: bytes, high: bytes | None, reverse: bool, count: int
+    ) -> tuple[list[tuple[bytes, bytes]], list[int]] | None:
+        """The first `count` entries with low <= entry key < high of all slices, in the direction of the read,
+        and how many were read of each slice. None when a slice does not hold the number any more, or when
+        they are to be read slice by slice, which takes long, or finds out what is wrong.
+
+        Raises:
+            StoreDamagedError: as `ReadableSnapshot.rows`, of one of the slices.
+        """
+        ...
+
+
 class NodeView(Protocol):
     """What the scan endpoint knows of its node."""
 
@@ -140,6 +167,11 @@ class NodeView(Protocol):
 
     def acquire(self, index: str, slice_number: int, number: int) -> ReadableSnapshot | None:
         """The slice's snapshot of that number; None when it is not held (any more)."""
+        ...
+
+    def joint(self, index: str, slices: Sequence[int], number: int) -> JointSnapshot | None:
+        """Several slices' snapshots of that number, to be read as one; None when one is not held (any more),
+        or is to be read alone."""
         ...
 
     def tip(self, index: str, slice_number: int) -> ReadableSnapshot | None:

@@ -1,11 +1,14 @@
-"""Snapshots of tests that read several spans one after the other."""
+"""Snapshots of tests that read several spans one after the other, and have one level."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from typing import Protocol
 
+from indexer.store.formats.records import PUT
 from indexer.store.interface import Row
+from indexer.store.joint import LevelCursor
 
 
 class ReadsRows(Protocol):
@@ -16,8 +19,26 @@ class ReadsRows(Protocol):
     ) -> Iterator[list[Row]]: ...
 
 
+class RowsCursor:
+    """A snapshot's only level, by its `rows`."""
+
+    def __init__(self, snapshot: ReadsRows) -> None:
+        self._snapshot = snapshot
+        self._rows: Iterator[Row] = iter(())
+
+    def begin(self, low: bytes, high: bytes | None, reverse: bool, count: int) -> list[Row]:
+        self._rows = chain.from_iterable(self._snapshot.rows(low, high, reverse))
+        return self.onward(count)
+
+    def onward(self, count: int) -> list[Row]:
+        return [(key, PUT + value) for key, value in islice(self._rows, count)]
+
+
 class SpansByRows:
-    """Mixes in `rows_of`, by `rows`."""
+    """Mixes in `rows_of` and `levels`, by `rows`."""
+
+    def levels(self: ReadsRows) -> list[LevelCursor] | None:
+        return [RowsCursor(self)]
 
     def rows_of(
         self: ReadsRows,

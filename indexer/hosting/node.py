@@ -12,7 +12,7 @@ from typing import Final
 
 from indexer.hosting.control import Control
 from indexer.hosting.slice_runner import SliceKey
-from indexer.hosting.snapshot_reader import SnapshotReader
+from indexer.hosting.snapshot_reader import JointReader, SnapshotReader
 from indexer.hosting.snapshots import SnapshotRing
 from indexer.slice.write_load import WriteLoad
 from indexer.view import SliceTrouble, StoreExport
@@ -143,6 +143,13 @@ class ServingNode:
         """The slice's snapshot of that number; None when it is not held (any more)."""
         ring = self._rings.get((index, slice_number))
         return None if ring is None else ring.acquire(number)
+
+    def joint(self, index: str, slices: Sequence[int], number: int) -> JointReader | None:
+        """Several slices' snapshots of that number, to be read as one; None when one is not held, or is to be
+        read alone."""
+        rings = [self._rings.get((index, one)) for one in slices]
+        here = [ring for ring in rings if ring is not None]
+        return JointReader.of(here, number) if len(here) == len(slices) else None
 
     def tip(self, index: str, slice_number: int) -> SnapshotReader | None:
         """The slice's newest committed state; None when there is none."""

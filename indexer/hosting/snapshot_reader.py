@@ -1,11 +1,28 @@
-"""How a snapshot of a slice is read, by whoever holds it."""
+"""How a snapshot of a slice is read, by whoever holds it, or of several slices as one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
+from indexer.store.formats.records import REMOVED
 from indexer.store.interface import SkipLine, StoreDamagedError, StoredDocument, StoreSnapshot
+from indexer.store.joint import LevelCursor, first_rows
 from keytide.model.timestamp import Timestamp
+
+
+@dataclass(slots=True)
+class OpenSnapshot:
+    """An open snapshot: how many readers it has, and until when whom it is leased to. `look_at` is
+    when its leases are looked at next."""
+
+    snapshot: StoreSnapshot
+    number: int
+    readers: int = 0
+    leases: dict[str, int] = field(default_factory=dict)
+    look_at: int | None = None
+    dropped: bool = False
 
 
 class SnapshotReader:
@@ -106,3 +123,75 @@ class _Telling:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, StoreDamagedError):
             self._damaged(error.message)
+
+
+class HoldsSnapshots(Protocol):
+    """What gives out snapshots: a ring (`indexer.hosting.snapshots.SnapshotRing`)."""
+
+    def find(self, number: int) -> OpenSnapshot | None:
+        """The snapshot of that number, to be read again and again; None when it is not held."""
+        ...
+
+    def hold(self, found: OpenSnapshot) -> bool:
+        """Begin to read; False when it is not held any more."""
+        ...
+
+    def give_back(self, held: OpenSnapshot) -> None:
+        """End a reading that has begun."""
+        ...
+
+
+class JointReader:
+    """A snapshot of several slices (`indexer.view.JointSnapshot`). For one thread.
+
+    It has a hold on the snapshots only while it reads them. Between two reads a ring may let go of one, and
+    its store closes what its cursors read; that is found out before they are used again.
+
+    Args:
+        slices: of each its ring, and the snapshot.
+        levels: of each snapshot.
+    """
+
+    def __init__(
+        self,
+        slices: Sequence[tuple[HoldsSnapshots, OpenSnapshot]],
+        levels: Sequence[Sequence[LevelCursor]],
+    ) -> None:
+        self._slices, self._levels = slices, levels
+        self.timestamps: list[Timestamp] = [one.snapshot.applied.timestamp for _, one in slices]
+        self.incarnations = [one.snapshot.applied.incarnation for _, one in slices]
+
+    @classmethod
+    def of(cls, rings: Sequence[HoldsSnapshots], number: int) -> JointReader | None:
+        """That number in all of these rings; None when one does not hold it, or is to be read alone."""
+        slices: list[tuple[HoldsSnapshots, OpenSnapshot]] = []
+        levels: list[Sequence[LevelCursor]] = []
+        for ring in rings:
+            found = ring.find(number)
+            if found is None or not ring.hold(found):
+                return None
+            try:
+                cursors = found.snapshot.levels()
+            finally:
+                ring.give_back(found)
+            if cursors is None:
+                return None
+            slices.append((ring, found))
+            levels.append(cursors)
+        return cls(slices, levels)
+
+    def first(
+        self, low: bytes, high: bytes | None, reverse: bool, count: int
+    ) -> tuple[list[tuple[bytes, bytes]], list[int]] | None:
+        """See `indexer.view.JointSnapshot.first`."""
+        held: list[tuple[HoldsSnapshots, OpenSnapshot]] = []
+        try:
+            for one in self._slices:
+                ring, snapshot = one
+                if not ring.hold(snapshot):
+                    return None
+                held.append(one)
+            return first_rows(self._levels, low, high, reverse, count, REMOVED)
+        finally:
+            for ring, snapshot in held:
+                ring.give_back(snapshot)

@@ -37,12 +37,11 @@ import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from typing import Final
 
-from indexer.hosting.snapshot_reader import SnapshotReader
+from indexer.hosting.snapshot_reader import OpenSnapshot, SnapshotReader
 from indexer.store.interface import UNNUMBERED, StoreSnapshot
 from keytide.catalog.history import History
 from keytide.model.landmarks import RankedNumbers
@@ -53,19 +52,6 @@ the delta. It is more than a leader remembers of a slice (`coordinator.stability
 64 and twice the ring), so that what it publishes is held."""
 LEASED_LIMIT: Final = 512
 """Different snapshots of one slice under lease at once: half of the read transactions that a store allows."""
-
-
-@dataclass(slots=True)
-class _OpenSnapshot:
-    """An open snapshot: how many readers it has, and until when whom it is leased to. `look_at` is
-    when its leases are looked at next."""
-
-    snapshot: StoreSnapshot
-    number: int
-    readers: int = 0
-    leases: dict[str, int] = field(default_factory=dict)
-    look_at: int | None = None
-    dropped: bool = False
 
 
 class SnapshotRing:
@@ -83,8 +69,8 @@ class SnapshotRing:
         self._ahead = AHEAD_LIMIT + kept
         self._lock = threading.Lock()
         self._alone = _Alone(self)
-        self._given_back: deque[_OpenSnapshot] = deque()
-        self._numbered: dict[int, _OpenSnapshot] = {}
+        self._given_back: deque[OpenSnapshot] = deque()
+        self._numbered: dict[int, OpenSnapshot] = {}
         self._order: list[int] = []
         """Their numbers, ascending."""
         self._past = RankedNumbers()
@@ -92,7 +78,7 @@ class SnapshotRing:
         self._leased: set[int] = set()
         self._lease_ends: list[tuple[int, int]] = []
         """Heap of (when to look at its leases, number)."""
-        self._tip: _OpenSnapshot | None = None
+        self._tip: OpenSnapshot | None = None
         self._joined = False
         self._leaves = False
         self._published = UNNUMBERED
@@ -110,7 +96,7 @@ class SnapshotRing:
                 the slice joins the next number first).
         """
         with self._alone:
-            previous, self._tip = self._tip, _OpenSnapshot(snapshot, number)
+            previous, self._tip = self._tip, OpenSnapshot(snapshot, number)
             self._joined = self._joined or (number != UNNUMBERED and number >= self._published)
             if number != UNNUMBERED:
                 self._number(self._tip, previous)
@@ -208,6 +194,27 @@ class SnapshotRing:
         with self._alone:
             return self._reading(self._numbered.get(number))
 
+    def find(self, number: int) -> OpenSnapshot | None:
+        """The snapshot of that number, for who will read it again and again (`hold`); None when it is not
+        held."""
+        return self._numbered.get(number)
+
+    def hold(self, found: OpenSnapshot) -> bool:
+        """Begin to read what was found earlier; False when it is not held any more. To be given back once."""
+        with self._lock:  # (as `_alone`, which costs more than all that is done here)
+            holds = not (found.dropped or self._damage)
+            if holds:
+                found.readers += 1
+                self.reads += 1
+        if self._given_back:
+            self._take_back()
+        return holds
+
+    def give_back(self, held: OpenSnapshot) -> None:
+        """A reader has ended, perhaps in a thread that is in the midst of this ring."""
+        self._given_back.append(held)
+        self._take_back()
+
     def tip(self) -> SnapshotReader | None:
         """The newest commit, numbered or not. Until one has joined the published numbers (again) it is the
         newest number held instead, None when there is none, or only older ones than are published."""
@@ -250,11 +257,6 @@ class SnapshotRing:
 
     # --- the lock ---------------------------------------------------------------------------------------
 
-    def _release(self, kept: _OpenSnapshot) -> None:
-        """A reader has ended, perhaps in a thread that is in the midst of this ring."""
-        self._given_back.append(kept)
-        self._take_back()
-
     def _take_back(self) -> None:
         """Close what nobody reads any more; whoever has the lock does so when it has it no longer."""
         while self._given_back and self._lock.acquire(blocking=False):
@@ -269,14 +271,14 @@ class SnapshotRing:
 
     # --- inside, under the lock -----------------------------------------------------------------------
 
-    def _reading(self, kept: _OpenSnapshot | None) -> SnapshotReader | None:
+    def _reading(self, kept: OpenSnapshot | None) -> SnapshotReader | None:
         if kept is None or kept.dropped or self._damage:
             return None
         kept.readers += 1
         self.reads += 1
-        return SnapshotReader(kept.snapshot, kept.number, self.report_damage, partial(self._release, kept))
+        return SnapshotReader(kept.snapshot, kept.number, self.report_damage, partial(self.give_back, kept))
 
-    def _number(self, tip: _OpenSnapshot, previous: _OpenSnapshot | None) -> None:
+    def _number(self, tip: OpenSnapshot, previous: OpenSnapshot | None) -> None:
         """Keep a commit under its number, and drop what it pushes out."""
         number = tip.number
         known, self._numbered[number] = self._numbered.get(number), tip
@@ -339,7 +341,7 @@ class _Alone:
             self._ring._take_back()
 
 
-def _drop(kept: _OpenSnapshot) -> None:
+def _drop(kept: OpenSnapshot) -> None:
     """Close it now, or when its last reader is gone."""
     if not kept.dropped:
         kept.dropped = True

@@ -17,7 +17,6 @@ decides. Within one source partition newer means a larger offset. Between partit
 partition), where a document's time is the largest that its partition has shown (so that the outcome does not
 depend on the order in which partitions are read). Equal versions (same partition, same offset) unite their
 keys. Once an id was met in two partitions its tombstones are remembered.
-
 All methods but `export` are called from one thread. Snapshots and exports may be read and closed by any.
 """
 
@@ -28,15 +27,14 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
+from indexer.store.joint import LevelCursor
+from indexer.store.joint import Row as Row
 from keytide.errors import KeytideError
 from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.messages import Corrections, PutChunk, RemovalChunk, Segment
 
 UNNUMBERED: Final = -1
 """In place of a snapshot number: a commit that no stable scan may read (R4)."""
-
-Row = tuple[bytes, bytes]
-"""(entry key, value)."""
 
 
 class Applied(msgspec.Struct, frozen=True, array_like=True):
@@ -159,15 +157,18 @@ class StoreSnapshot(Protocol):
         start_after: bytes | None = None,
     ) -> Iterator[list[Row]]:
         """Up to `limit` entries with low <= entry key < high (None: no bound) behind `start_after`, in entry
-        key order or from the last to the first, in blocks, never empty.
-
-        Raises: RetryableError: `snapshot-closed`, it was closed before the first block was asked for."""
+        key order or from the last to the first, in blocks, never empty. Raises: RetryableError:
+        `snapshot-closed`, it was closed before the first block was asked for."""
         ...
 
     def rows_of(
         self, spans: Sequence[tuple[bytes, bytes | None]], reverse: bool = False, limit: int | None = None
     ) -> Iterator[list[Row]]:
         """The same of several spans (low, high), disjoint and in the direction of the read, in one go."""
+
+    def levels(self) -> list[LevelCursor] | None:
+        """Its levels, oldest first, to be read until it is closed; None if some entries have no single table.
+        Raises: RetryableError: `snapshot-closed`."""
         ...
 
     def count(self, low: bytes = b"", high: bytes | None = None) -> int:

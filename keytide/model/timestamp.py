@@ -78,6 +78,10 @@ class Timestamp(msgspec.Struct, frozen=True, array_like=True):
                 return False
         return True
 
+    def same_cut(self, other: Timestamp) -> bool:
+        """Whether both name the same offsets."""
+        return self is other or (self.covers(other) and other.covers(self))
+
     def merge_max(self, other: Timestamp) -> Timestamp:
         """The earliest timestamp that covers both."""
         return self._merge(other, larger=True)

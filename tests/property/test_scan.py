@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.scan.gather import gather as gathering
+from indexer.scan.gather.gather import count
 from indexer.scan.peer.messages import HOLDER
 from indexer.scan.request.request import CountRequest, HoldRequest, ScanRequest, SpanRequest
 from indexer.store.fold.worker import FoldWorker
@@ -390,7 +390,7 @@ def test_filters_are_tested_where_the_entries_lie(case: Case, text: str) -> None
             request,
             {},
             never,
-            lambda target: gathering.count(target, shared.nodes, apart=apart),
+            lambda target: count(target, shared.nodes, apart=apart),
         )
         held = await shared.open(index, selection, request, {}, never)
         commit_later(world)

@@ -25,6 +25,8 @@ from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.health import PeerHealth
 from indexer.scan.peer.messages import (
     TIP,
+    JointPage,
+    JointRead,
     LeaseReply,
     LeaseRequest,
     ReadReply,
@@ -148,6 +150,14 @@ class Endpoint:
             self.reader.threads.close()
             self.reader.threads = InlineThreads()
         self.service = ScanService(node.node, self.reader, self, SETTINGS, wall=now, choose=_choose)
+
+    def first_here(self, asked: JointRead) -> JointPage | None:
+        self.check()
+        page = self.reader.first(asked)
+        if page is not None:
+            self.world.seen["read as one"] += 1
+            JOURNEY.get().told.update({number: one.timestamp for number, one in page.replies.items()})
+        return page
 
     async def read_here(self, request: ReadRequest) -> ReadReply:
         self.check()

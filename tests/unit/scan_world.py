@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import xxhash
@@ -26,6 +26,8 @@ from indexer.scan.local.cursor import EXAMINED
 from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.health import PeerHealth
 from indexer.scan.peer.messages import (
+    JointPage,
+    JointRead,
     LeaseReply,
     LeaseRequest,
     ReadMessage,
@@ -40,7 +42,9 @@ from indexer.scan.peer.messages import (
 from indexer.scan.plan.selection import Selection
 from indexer.scan.tasks import TASKS
 from indexer.store.fold.worker import Folder
+from indexer.store.formats.records import REMOVED
 from indexer.store.interface import Applied, Row, SkipLine, SliceStore, StoredDocument, StoreSnapshot
+from indexer.store.joint import first_rows
 from indexer.view import SliceTrouble
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
@@ -143,6 +147,10 @@ class FakeSnapshot(SpansByRows):
     def skips(self, limit: int, after: tuple[int, int] | None = None) -> list[SkipLine]:
         return []
 
+    def take(self) -> Self:
+        self.readers += 1
+        return self
+
     def release(self) -> None:
         assert self.readers > 0, "given back twice"
         self.readers -= 1
@@ -177,6 +185,27 @@ class FakeSlice:
         """Lose all snapshots and leases."""
         self.snapshots.clear()
         self.tip = None
+
+
+class FakeJoint:
+    """Some slices' snapshots, read as one."""
+
+    def __init__(self, slices: Sequence[FakeSlice], number: int) -> None:
+        self.slices, self.number = slices, number
+        self.snapshots = [one.snapshots[number] for one in slices]
+        self.incarnations = [one.incarnation for one in self.snapshots]
+        self.timestamps = [one.timestamp for one in self.snapshots]
+
+    def first(
+        self, low: bytes, high: bytes | None, reverse: bool, count: int
+    ) -> tuple[list[Row], list[int]] | None:
+        if [one.snapshots.get(self.number) for one in self.slices] != self.snapshots:
+            return None
+        with ExitStack() as held:
+            for one in self.snapshots:
+                held.callback(one.take().release)
+            levels = [one.levels() for one in self.snapshots]
+            return first_rows([one for one in levels if one is not None], low, high, reverse, count, REMOVED)
 
 
 Keep = Callable[[int, int, Timestamp, list[tuple[bytes, bytes]]], FakeSnapshot]
@@ -252,6 +281,10 @@ class FakeView:
     def acquire(self, index: str, slice_number: int, number: int) -> FakeSnapshot | None:
         return _taken(self._slice(index, slice_number).snapshots.get(number))
 
+    def joint(self, index: str, slices: Sequence[int], number: int) -> FakeJoint | None:
+        held = [self._slice(index, one) for one in slices]
+        return FakeJoint(held, number) if all(number in one.snapshots for one in held) else None
+
     def tip(self, index: str, slice_number: int) -> FakeSnapshot | None:
         held = self._slice(index, slice_number)
         return _taken(held.tip if held.snapshots else None)  # (else it has restarted, and joined no number)
@@ -274,9 +307,7 @@ class FakeView:
 
 
 def _taken(snapshot: FakeSnapshot | None) -> FakeSnapshot | None:
-    if snapshot is not None:
-        snapshot.readers += 1
-    return snapshot
+    return None if snapshot is None else snapshot.take()
 
 
 class DirectNodes:
@@ -295,6 +326,10 @@ class DirectNodes:
         self.silent: set[str] = set()
         self.reads: list[tuple[str, ReadRequest]] = []
         self.leases: list[tuple[str, LeaseRequest]] = []
+
+    def first_here(self, asked: JointRead) -> JointPage | None:
+        """Never: what is read as one has its own tests, and here requests are counted."""
+        return None
 
     async def read_here(self, request: ReadRequest) -> ReadReply:
         return await self.read(self.here, request, 0.0)

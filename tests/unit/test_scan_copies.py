@@ -16,6 +16,8 @@ from indexer.scan.gather.failover import CopyRequests
 from indexer.scan.gather.service import ScanService
 from indexer.scan.peer.health import BUDGET, LONG_HEDGE_S, SUSPECT_S, PeerHealth
 from indexer.scan.peer.messages import (
+    JointPage,
+    JointRead,
     LeaseReply,
     LeaseRequest,
     ReadConsistency,
@@ -213,6 +215,9 @@ class Answering:
     ) -> None:
         self.health = PeerHealth(lambda index, slice_number: lagging)
         self._does = does
+
+    def first_here(self, asked: JointRead) -> JointPage | None:
+        raise NotImplementedError
 
     async def read_here(self, request: ReadRequest) -> ReadReply:
         raise AssertionError("nothing is here")

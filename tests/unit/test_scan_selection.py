@@ -11,11 +11,10 @@ from unittest import mock
 import pytest
 
 from indexer.scan.gather import gather as gathering
-from indexer.scan.gather.gather import CountTimeoutError
 from indexer.scan.gather.scatter import Target
 from indexer.scan.gather.service import ScanService
 from indexer.scan.http.endpoint import unless_gone
-from indexer.scan.plan.errors import IndexNotReadyError
+from indexer.scan.plan.errors import CountTimeoutError, IndexNotReadyError
 from indexer.scan.plan.selection import Selection, Shape, selection_of, slices_of
 from indexer.scan.plan.waiting import ReaderGoneError
 from indexer.scan.request.request import (

@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 from indexer.store.fold.worker import FoldWorker
+from indexer.store.formats.records import REMOVED
 from indexer.store.interface import Applied, Row, SliceStore, StoreSnapshot
+from indexer.store.joint import first_rows
+from indexer.store.lmdb.snapshot import LmdbSnapshot
+from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
 from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import Version, key, lmdb_store, segments
@@ -73,3 +77,48 @@ def test_several_spans_are_read_as_each_of_them(snapshot: StoreSnapshot, seed: i
 def test_no_spans_have_no_rows(snapshot: StoreSnapshot) -> None:
     assert list(snapshot.rows_of([])) == []
     assert list(snapshot.rows_of([(b"", None)], limit=0)) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_levels_are_read_as_rows_are(
+    seed: int, tmp_path: Path, folds: FoldWorker, request: pytest.FixtureRequest
+) -> None:
+    """Over base, frozen and newest delta, from either end."""
+    chance = random.Random(seed)
+    store = lmdb_store(tmp_path / "slice", folds)
+    request.addfinalizer(store.close)
+    for queue in range(1, 4):
+        versions = [
+            Version(
+                b"d%05d" % one,
+                0,
+                queue * NUMBERS + at,
+                entries=((key(f"{one:05}"), b"%d" % queue),) if chance.random() < 0.8 else (),
+            )
+            for at, one in enumerate(sorted(chance.sample(range(NUMBERS), NUMBERS // queue)))
+        ]
+        store.apply(segments(versions), Applied(Timestamp(), queue, queue_position=queue))
+        if queue < 3 and seed % 2:
+            assert store.start_fold()
+            store.finish_fold(30)
+    held = store.snapshot()
+    levels = held.levels()
+    assert levels is not None
+    assert len(levels) == (2 if seed % 2 else 1)
+    for _ in range(40):
+        low, high = sorted((key(f"{chance.randrange(NUMBERS):05}"), key(f"{chance.randrange(NUMBERS):05}")))
+        until = chance.choice([high, None])
+        reverse, count = chance.random() < 0.5, chance.choice([1, 5, 100, 2_000])
+        found = first_rows([levels], low, until, reverse, count, REMOVED)
+        rows = [row for block in held.rows(low, until, reverse, count) for row in block]
+        assert found is not None
+        assert found[0] == rows
+    held.close()
+
+
+def test_long_entries_are_not_read_as_levels(snapshot: StoreSnapshot) -> None:
+    assert (snapshot.levels() is None) == isinstance(snapshot, LmdbSnapshot)
+    snapshot.close()
+    if isinstance(snapshot, LmdbSnapshot):
+        with pytest.raises(RetryableError):
+            snapshot.levels()

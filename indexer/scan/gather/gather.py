@@ -7,6 +7,9 @@ place that any slice with more has reached) is final: no slice can still bring a
 keys are spread evenly one round of even shares (and a few standard deviations) is enough; when they are not,
 blocks double from round to round, so that a scan whose rows all lie in one slice takes a few rounds only.
 
+All of that is left out where a page is plain and its slices are all here: they are read as one
+(`indexer.scan.local.joint`).
+
 Where the order of slices is that of their entries (`Target.in_order`), they are read one after the other, and
 then more and more at once: what is found in the first ones is final whatever the others hold.
 
@@ -27,20 +30,21 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from operator import gt, itemgetter, lt
 from typing import Final
 
-from indexer.scan.gather.scatter import SliceAnswers, Target, ask, monotonic, requests_of
+from indexer.scan.gather.scatter import CLIENT, SliceAnswers, Target, ask, monotonic, requests_of
 from indexer.scan.local.cursor import behind
-from indexer.scan.peer.messages import TIP, Entry, OutOfTimeError, SliceReader
+from indexer.scan.local.reader import INLINE_ROWS
+from indexer.scan.peer.messages import TIP, Entry, JointPage, JointRead, OutOfTimeError, SliceReader
+from indexer.scan.plan.errors import CountTimeoutError
 from indexer.scan.plan.leases import BETWEEN_CALLS_MS
-from indexer.scan.plan.selection import Stamp
-from keytide.errors import RetryableError, invariant
-from keytide.model.timestamp import Timestamp, smallest
+from keytide.errors import invariant
 
 SKIP_BLOCK: Final = 8_192
 """Keys that are dropped at once for an offset, over all slices: a megabyte or two."""
+
+
 COUNT_BLOCK: Final = 8_192
 """Distinct keys that are gathered at once to be counted."""
 
@@ -85,8 +89,10 @@ async def gather(
         SnapshotMissingError: a slice does not hold the snapshot.
         RetryableError: a node did not answer.
     """
-    result = Gathered(offset_left=offset)
     sifts = offset or target.filter or target.distinct or target.keys
+    if not sifts and (page := _first_here(target, nodes, _in_order(target, reverse), after, reverse, limit)):
+        return _whole(page, nodes.here, limit)
+    result = Gathered(offset_left=offset)
     deadline = monotonic() + target.left_s if sifts else math.inf
     last = b""  # the last key that was left out: of distinct keys another slice may bring it again
     if offset and len(target.nodes) > 1 and not target.in_order:
@@ -136,6 +142,53 @@ async def gather(
     if result.more:
         result.reached = behind(taken[-1][0], reverse) if target.distinct else taken[-1][0]
     return result
+
+
+def _first_here(
+    target: Target, nodes: SliceReader, slices: Sequence[int], after: bytes, reverse: bool, limit: int
+) -> JointPage | None:
+    """The first `limit` entries behind `after`, and one more if there is one, of this node's slices as one;
+    None when they are not all here, or are to be read one by one. Raises as `JointReads.first`.
+
+    Args:
+        target: without a filter or the like.
+        slices: the target's, in their order if that of their entries is theirs.
+    """
+    if target.number == TIP or target.hold or target.elsewhere or len(target.spans) != 1:
+        return None
+    here = nodes.here
+    if not 0 < limit < INLINE_ROWS or not all(node == here for node in target.nodes.values()):
+        return None
+    span = target.spans[0]
+    low, high = span.low, span.high
+    if after and reverse:
+        high = after if high is None else min(high, after)
+    elif after:
+        low = max(low, after + b"\x00")
+    return nodes.first_here(
+        JointRead(
+            target.index,
+            tuple(slices),
+            target.in_order != 0,
+            target.number,
+            target.incarnation,
+            low,
+            high,
+            reverse,
+            limit + 1,
+            target.lease_ms,
+            target.in_use,
+            CLIENT.get(),
+        )
+    )
+
+
+def _whole(page: JointPage, here: str, limit: int) -> Gathered:
+    """The result, when all was read at once."""
+    entries, more = page.entries[:limit], len(page.entries) > limit
+    leased = {number: {here} for number in page.replies} if page.leased else {}
+    reached = entries[-1][0] if more else b""
+    return Gathered(page.read, dict(page.replies), leased, 1, entries, more=more, reached=reached)
 
 
 def _in_order(target: Target, reverse: bool) -> list[int]:
@@ -202,7 +255,7 @@ async def count(target: Target, nodes: SliceReader, *, apart: bool = True) -> Ga
     try:
         await _count(replace(target, lease_ms=target.lease_ms or BETWEEN_CALLS_MS), nodes, result, apart)
     except OutOfTimeError as error:
-        raise _too_many(target, result) from error
+        raise CountTimeoutError(result.count, target.timeout_s) from error
     return result
 
 
@@ -233,23 +286,9 @@ async def _count(target: Target, nodes: SliceReader, result: Gathered, apart: bo
             target = replace(target, in_use=True)
 
 
-class CountTimeoutError(RetryableError):
-    """Counting took longer than the request allows."""
-
-    problem_type = "count-timeout"
-    status = 504
-
-
 def _check_time(deadline: float, target: Target, result: Gathered) -> None:
     if monotonic() > deadline:
-        raise _too_many(target, result)
-
-
-def _too_many(target: Target, result: Gathered) -> CountTimeoutError:
-    return CountTimeoutError(
-        f"{result.count} were counted in {target.timeout_s:.1f} s, and there are more",
-        next_step="allow more with timeout_ms, or count a narrower span",
-    )
+        raise CountTimeoutError(result.count, target.timeout_s)
 
 
 def _even_share(rows: int, slices: int) -> int:
@@ -338,7 +377,7 @@ def _final(sources: Sequence[_SliceCursor], reverse: bool, *, distinct: bool = F
 
 
 def _once(entries: Sequence[Entry], last: bytes) -> list[Entry]:
-    """Each key once, and `last` not again."""
+    """Each key _once, and `last` not again."""
     once: list[Entry] = []
     for entry in entries:
         if entry[0] != last:
@@ -359,31 +398,3 @@ def _check_order(entries: Sequence[Entry], reverse: bool) -> None:
     keys = [key for key, _ in entries]
     in_order = all(map(gt if reverse else lt, keys, keys[1:]))
     invariant(in_order, "Untorn", "an entry came twice, or out of order, from the slices of one snapshot")
-
-
-def with_timestamp(stamp: Stamp, gathered: SliceAnswers) -> Stamp:
-    """The stamp with the timestamp that its slices have: the same in all unless it is a tip scan (Untorn)."""
-    timestamps = [reply.timestamp for reply in gathered.replies.values()]
-    if not timestamps:
-        return stamp
-    first, *others = timestamps
-    if stamp.number == TIP:
-        tip = reduce(Timestamp.merge_max, timestamps)
-        return replace(stamp, timestamp=smallest(timestamps), tip=tip)
-    invariant(
-        all(_same_cut(first, other) for other in others),
-        "Untorn",
-        lambda: f"snapshot {stamp.number} has several timestamps: {timestamps}",
-    )
-    if stamp.timestamp.places:
-        invariant(
-            _same_cut(first, stamp.timestamp),
-            "Untorn",
-            lambda: f"snapshot {stamp.number} is {stamp.timestamp}, its slices have {first}",
-        )
-        return stamp
-    return replace(stamp, timestamp=first)
-
-
-def _same_cut(one: Timestamp, other: Timestamp) -> bool:
-    return one is other or (one.covers(other) and other.covers(one))

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from indexer.scan.gather.gather import Gathered, count, with_timestamp
+from indexer.scan.gather.gather import Gathered, count
 from indexer.scan.gather.scatter import CLIENT, Agreed, AskedT, Target, monotonic
 from indexer.scan.peer.messages import TIP, LeaseRequest, SliceReader
 from indexer.scan.plan.errors import PageSnapshotGoneError, SnapshotMissingError, catching_up
@@ -165,7 +165,7 @@ class HoldRegistry:
         except SnapshotMissingError as missing:
             raise held.gone(missing) from missing
         self.renew(held, gathered.leased, timeout_s)
-        return Agreed(with_timestamp(held.stamp, gathered), target, gathered, 0, [])
+        return Agreed(held.stamp.of(gathered.timestamps()), target, gathered, 0, [])
 
     async def take(self, target: Target) -> Gathered:
         """Take the hold that a target names on all its slices, or on none.

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
-from indexer.scan.gather.gather import Gathered, with_timestamp
+from indexer.scan.gather.gather import Gathered
 from indexer.scan.gather.holds import HoldRegistry, SnapshotHold
 from indexer.scan.gather.scatter import Agreed, AskedT, Target, monotonic
 from indexer.scan.local.reader import LocalReader
@@ -299,7 +299,7 @@ class Reads:
             )
             gathered = await work(target)
             waited_ms = int((monotonic() - began) * 1000)
-            return Agreed(with_timestamp(stamp, gathered), target, gathered, waited_ms, waited_for)
+            return Agreed(stamp.of(gathered.timestamps()), target, gathered, waited_ms, waited_for)
 
         slices, nodes = selection.slices, {}
         hindrance: Hindrance | None = None

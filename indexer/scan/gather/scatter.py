@@ -29,6 +29,7 @@ from indexer.scan.plan.selection import Shape, Stamp, slices_ahead
 from indexer.scan.plan.tokens import PageToken, Saw, Seen, by_node, copies_of, tip_of
 from keytide.collation import Span
 from keytide.http.node_protocol import NodeUnavailableError
+from keytide.model.timestamp import Timestamp
 
 CLIENT: Final[ContextVar[str]] = ContextVar("client", default="")
 """For whom the request that is being answered is: what is kept for it counts as this client's."""
@@ -243,6 +244,9 @@ class SliceAnswers:
     leased: dict[int, set[str]] = field(default_factory=dict)
     rounds: int = 0
 
+    def timestamps(self) -> list[Timestamp]:
+        return [reply.timestamp for reply in self.replies.values()]
+
     def kept_everywhere(self, target: Target) -> bool:
         """Whether every slice keeps the snapshot, and has no other copy."""
         return not target.others and len(self.leased) == len(target.nodes)
@@ -354,15 +358,8 @@ def requests_of(
     spans = [(span.low, span.high) for span in target.spans]
     saw = target.saw if target.number == TIP else ()
     tip = tip_of(saw)
-    paging = ReadPaging(
-        limit,
-        skip,
-        target.lease_ms,
-        target.in_use,
-        target.hold,
-        target.within_ms,
-        CLIENT.get(),
-    )
+    client, within_ms = CLIENT.get(), target.within_ms
+    paging = ReadPaging(limit, skip, target.lease_ms, target.in_use, target.hold, within_ms, client)
     consistency = ReadConsistency(
         target.number,
         target.incarnation,

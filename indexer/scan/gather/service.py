@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from indexer.scan.gather.gather import Gathered, count, examine, gather, with_timestamp
+from indexer.scan.gather.gather import Gathered, count, examine, gather
 from indexer.scan.gather.holds import SnapshotHold
 from indexer.scan.gather.reads import Reads, WrittenAnswer
 from indexer.scan.gather.scatter import Agreed, Target, monotonic
@@ -382,7 +382,7 @@ async def next_page(
             f"{first_lease_ms(shared) // 1000} s (scan.first_lease_s), each further one within "
             f"{lease_s} s (scan.lease_s)",
         ) from missing
-    stamp = with_timestamp(Stamp(token.number, token.incarnation, Timestamp(), token.fresh_at), gathered)
+    stamp = Stamp(token.number, token.incarnation, Timestamp(), token.fresh_at).of(gathered.timestamps())
     return Agreed(stamp, target, gathered, 0, []), shared.seen_too(seen, index, stamp)
 
 

@@ -26,6 +26,7 @@ from typing import Final
 
 from indexer.scan.local.cursor import EXAMINED, SliceSearch, flaw
 from indexer.scan.local.effort import ReadThreads, ReadTurn
+from indexer.scan.local.joint import JointReads
 from indexer.scan.local.once import NotShortError, OncePerDocument, SoonDone, finds_places
 from indexer.scan.local.tasks import UNHURRIED, Pace, Task, Unfinished
 from indexer.scan.peer.messages import (
@@ -40,6 +41,7 @@ from indexer.scan.peer.messages import (
     ReadSpan,
     SliceReply,
 )
+from indexer.scan.plan.directory import rebuilding
 from indexer.scan.plan.leases import LONGEST_LEASE_S, LeaseRegistry
 from indexer.scan.plan.selection import sifts, stretches
 from indexer.scan.plan.waiting import Gone
@@ -76,6 +78,7 @@ class LocalReader:
 
     Attributes:
         threads: the threads.
+        first: reads slices as one (`JointReads.first`).
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class LocalReader:
         self._view = view
         self._now = now
         self._leases = LeaseRegistry(view, max_leases, longest_lease_s, client_leases)
+        self.first = JointReads(view, self._leases, now).first
         self._search = SliceSearch(view, tasks or {}, examined)
         self.threads = ReadThreads(long_readers)
 
@@ -196,7 +200,7 @@ class LocalReader:
         self, index: str, slice_number: int, moment: ReadConsistency, history: History
     ) -> ReadableSnapshot | None:
         """The slice's snapshot, None when it does not hold it as the request and the history know it."""
-        if self._rebuilding(index, slice_number):
+        if rebuilding(self._view.catalog(), index, slice_number):
             return None
         if moment.number == TIP:
             passed = self._view.newest(index, slice_number) >= moment.passed
@@ -215,17 +219,9 @@ class LocalReader:
             return None
         return snapshot
 
-    def _rebuilding(self, index: str, slice_number: int) -> str:
-        """The build that fills a single slice of a READY index and is not over, "" when there is none."""
-        catalog = self._view.catalog()
-        record = catalog.index(index)
-        name = record.slice_builds.get(slice_number, "") if record is not None else ""
-        build = catalog.build(name) if name else None
-        return name if build is not None and build.state != "READY" else ""
-
     def _trouble(self, index: str, slice_number: int) -> SliceTrouble:
         """Why a slice that does not hold a snapshot may not hold it soon; empty when nothing is known."""
-        build = self._rebuilding(index, slice_number)
+        build = rebuilding(self._view.catalog(), index, slice_number)
         if build:
             return SliceTrouble("BUILDING", f"build {build} fills it anew")
         return self._view.trouble(index, slice_number) or _NO_TROUBLE

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import attrgetter
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -297,6 +298,45 @@ class MalformedRequestError(CallerError):
         super().__init__(message, next_step="run the same release on all parts of the cluster")
 
 
+class JointRead(msgspec.Struct, frozen=True, gc=False):
+    """The first entries of some slices of this node, all in one: of one span, without filters and the like.
+
+    Attributes:
+        slices: in their order, if theirs is that of their entries.
+        in_order: whether it is: they are read one after the other.
+        count: entries, over all slices.
+        lease_ms, in_use, client: as in `ReadPaging`; the snapshot is kept if as many are found.
+    """
+
+    index: str
+    slices: tuple[int, ...]
+    in_order: bool
+    number: int
+    incarnation: int
+    low: bytes
+    high: bytes | None
+    reverse: bool
+    count: int
+    lease_ms: int
+    in_use: bool
+    client: str
+
+
+class JointPage(NamedTuple):
+    """What a `JointRead` has found.
+
+    Attributes:
+        read: slice -> how many entries were looked at.
+        replies: of the slices that were read, as far as their snapshots go: shared, not to be changed.
+        leased: whether they keep the snapshot.
+    """
+
+    entries: list[Entry]
+    read: dict[int, int]
+    replies: Mapping[int, SliceReply]
+    leased: bool
+
+
 class SliceReader(Protocol):
     """Reads slices wherever they lie; `indexer.scan.gather.peers.Peers` asks real nodes.
 
@@ -312,6 +352,11 @@ class SliceReader(Protocol):
     @property
     def health(self) -> PeerHealth:
         """What was seen of the other nodes."""
+        ...
+
+    def first_here(self, asked: JointRead) -> JointPage | None:
+        """Of slices of this node, at once; None when they are to be read by `read_here`, which also tells
+        what is the matter."""
         ...
 
     async def read_here(self, request: ReadRequest) -> ReadReply: ...

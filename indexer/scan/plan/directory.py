@@ -382,3 +382,12 @@ def _scannable(
         frozenset(out),
         {number: list(nodes) for number, nodes in record.leaving.items()},
     )
+
+
+def rebuilding(catalog: Catalog, index: str, slice_number: int) -> str:
+    """The build that fills a single slice of a READY index and is not over, "" when there is none: the slice
+    serves nothing."""
+    record = catalog.index(index)
+    name = record.slice_builds.get(slice_number, "") if record is not None else ""
+    build = catalog.build(name) if name else None
+    return name if build is not None and build.state != "READY" else ""

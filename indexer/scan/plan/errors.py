@@ -12,6 +12,24 @@ class TimestampNotReachedError(RetryableError):
     status = 504
 
 
+class CountTimeoutError(RetryableError):
+    """Counting took longer than the request allows.
+
+    Args:
+        count: how many were counted.
+        timeout_s: in which time.
+    """
+
+    problem_type = "count-timeout"
+    status = 504
+
+    def __init__(self, count: int, timeout_s: float) -> None:
+        super().__init__(
+            f"{count} were counted in {timeout_s:.1f} s, and there are more",
+            next_step="allow more with timeout_ms, or count a narrower span",
+        )
+
+
 class PageSnapshotGoneError(CallerError):
     """The snapshot of a page token is no longer held."""
 

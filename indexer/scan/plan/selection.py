@@ -10,12 +10,13 @@ an error or an explanation.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import msgspec
 
-from indexer.scan.peer.messages import ReadSpan
+from indexer.scan.peer.messages import TIP, ReadSpan
 from indexer.scan.plan.spatial import place_condition
 from indexer.scan.plan.tokens import Saw, tip_of
 from indexer.scan.request.request import AtLeast, Moment, OffsetAndEpoch, Question, SpanRequest
@@ -25,8 +26,8 @@ from keytide.collation import Span, encode_key, merge_spans
 from keytide.definition.expression import Expression, Predicate
 from keytide.definition.index import IndexDefinition
 from keytide.definition.spatial.meaning import query_shape
-from keytide.errors import CallerError, HistoryChangedError
-from keytide.model.timestamp import Timestamp
+from keytide.errors import CallerError, HistoryChangedError, invariant
+from keytide.model.timestamp import Timestamp, smallest
 from keytide.structure import NotOrderedError, Selected, Structure, WantedKeys, structure_of
 from keytide.structure.spatial import GEOGRAPHIC_SRID
 
@@ -307,6 +308,19 @@ class Stamp:
     timestamp: Timestamp
     fresh_at: int
     tip: Timestamp | None = None
+
+    def of(self, timestamps: Sequence[Timestamp]) -> Stamp:
+        """With the timestamp of its slices: the same in all unless it is of newest states (Untorn)."""
+        if not timestamps:
+            return self
+        first, own = timestamps[0], self.timestamp
+        if self.number == TIP:
+            return replace(self, timestamp=smallest(timestamps), tip=reduce(Timestamp.merge_max, timestamps))
+        together = all(first.same_cut(other) for other in timestamps)
+        invariant(together, "Untorn", lambda: f"snapshot {self.number} has several timestamps: {timestamps}")
+        told = not own.places or first.same_cut(own)
+        invariant(told, "Untorn", lambda: f"snapshot {self.number} is {own}, its slices have {first}")
+        return self if own.places else replace(self, timestamp=first)
 
 
 def check_branches(at_least: AtLeast, history: History) -> None:

@@ -38,11 +38,13 @@ class View:
         self.tables = level.tables
         self.ids = level.ids
         self.folder = level.folder
-        self.has_long = False
+        self.has_long = self.has_entries = False
         for table in level.tables:
             entries = self._transaction.stat(table)["entries"]
             if table is level.tables.long:
                 self.has_long = entries > 0
+            elif table is level.tables.forward:
+                self.has_entries = entries > 0
         self._holders = 1
 
     def acquire(self) -> View:

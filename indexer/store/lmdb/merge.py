@@ -21,6 +21,7 @@ from typing import Final
 
 import lmdb
 
+from indexer.store.environment import DAMAGE, damaged
 from indexer.store.formats.records import REMOVED
 from indexer.store.interface import Row
 from indexer.store.lmdb.levels import View
@@ -65,6 +66,44 @@ def table_blocks(
         if block:
             yield block
         return
+
+
+class LmdbLevelCursor:
+    """One level's entries (`indexer.store.joint.LevelCursor`)."""
+
+    __slots__ = ("_cursor", "_folder", "_high", "_low", "_reverse", "_rows")
+
+    def __init__(self, view: View) -> None:
+        self._cursor = view.cursor(view.tables.forward)
+        self._folder = view.folder
+        self._rows: Iterator[Row] = iter(())
+        self._low, self._reverse = b"", False
+        self._high: bytes | None = None
+
+    def begin(self, low: bytes, high: bytes | None, reverse: bool, count: int) -> list[Row]:
+        self._low, self._high, self._reverse = low, high, reverse
+        cursor = self._cursor
+        try:
+            if reverse:
+                self._rows = cursor.iterprev() if _seek_last(cursor, high) else iter(())
+            else:
+                self._rows = cursor.iternext() if cursor.set_range(low) else iter(())
+        except DAMAGE as error:
+            raise damaged(self._folder, error) from error
+        return self.onward(count)
+
+    def onward(self, count: int) -> list[Row]:
+        try:
+            rows = list(islice(self._rows, count))
+        except DAMAGE as error:
+            raise damaged(self._folder, error) from error
+        if not rows:
+            return rows
+        last = rows[-1][0]
+        if self._reverse:
+            return rows[: _reverse_cut(rows, self._low)] if last < self._low else rows
+        high = self._high
+        return rows[: bisect_left(rows, high, key=_key)] if high is not None and last >= high else rows
 
 
 def spans_blocks(

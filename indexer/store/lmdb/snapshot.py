@@ -8,10 +8,18 @@ from collections.abc import Iterator, Sequence
 from indexer.store.environment import DAMAGE, damaged
 from indexer.store.formats.records import REMOVED, ledger_key, unpack_line, unpack_record
 from indexer.store.interface import Applied, Counts, Row, SkipLine, StoredDocument
+from indexer.store.joint import LevelCursor
 from indexer.store.lmdb.equal_keys import shared_keys
 from indexer.store.lmdb.levels import View
 from indexer.store.lmdb.lookup import held_by
-from indexer.store.lmdb.merge import FIRST_BLOCK, Bounds, live_blocks, merged_blocks, table_blocks
+from indexer.store.lmdb.merge import (
+    FIRST_BLOCK,
+    Bounds,
+    LmdbLevelCursor,
+    live_blocks,
+    merged_blocks,
+    table_blocks,
+)
 from keytide.errors import RetryableError
 
 
@@ -59,6 +67,12 @@ class LmdbSnapshot:
                     return
                 wanted -= len(block)
                 yield block
+
+    def levels(self) -> list[LevelCursor] | None:
+        with self._reading() as views:
+            if any(view.has_long for view in views):
+                return None
+            return [LmdbLevelCursor(view) for view in views if view.has_entries]
 
     def count(self, low: bytes = b"", high: bytes | None = None) -> int:
         if not low and high is None:

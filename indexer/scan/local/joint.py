@@ -1,0 +1,149 @@
+"""Pages of this node's slices, read as one: the shortest way of a scan.
+
+Theory of operation
+===================
+Most scans read the number that is published now, thousands of them the same one before the next is. So a
+snapshot of a set of slices is looked up once, checked once (it is of the history that holds, no slice is
+being rebuilt, all have one timestamp), and read again and again with cursors that stay open
+(`indexer.store.joint`). What was looked up is void with a change of the system dictionary, and when a slice
+has let go of the snapshot (a rollback, damage, its end): then it is looked up again.
+
+What is the least out of the ordinary is not read here: the answer is None, and `reader.LocalReader` reads
+slice by slice, in a thread if it takes long, and finds out and reports what is wrong. Event loop only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from indexer.scan.peer.messages import Entry, JointPage, JointRead, SliceReply
+from indexer.scan.plan.directory import rebuilding
+from indexer.scan.plan.leases import LeaseRegistry
+from indexer.view import JointSnapshot, NodeView, StoreDamagedError
+from keytide.catalog.catalog import Catalog
+
+REMEMBERED: Final = 64
+"""Snapshots of a node that are remembered: then the oldest ones are forgotten."""
+
+_Found = tuple[list[Entry], dict[int, int], Mapping[int, SliceReply]]
+"""The first three of `JointPage`."""
+_Key = tuple[str, tuple[int, ...], int, int]
+"""(index, slices, number, incarnation)."""
+
+
+class _LookedUp(NamedTuple):
+    """A snapshot, what its slices say of it, and under which dictionary it was checked."""
+
+    snapshot: JointSnapshot
+    replies: Mapping[int, SliceReply]
+    catalog: Catalog
+    offset: int
+
+
+class JointReads:
+    """Reads the slices of this node as one.
+
+    Args:
+        view: the node.
+        leases: what page tokens keep.
+        now: the clock that leases go by, ms.
+    """
+
+    def __init__(self, view: NodeView, leases: LeaseRegistry, now: Callable[[], int]) -> None:
+        self._view = view
+        self._leases = leases
+        self._now = now
+        self._known: dict[_Key, _LookedUp] = {}
+
+    def first(self, asked: JointRead) -> JointPage | None:
+        """The first entries; None when they are to be read slice by slice.
+
+        Raises:
+            TooManyLeasesError: a lease was asked for, and is one too many.
+        """
+        if asked.in_order:
+            found = self._one_by_one(asked)
+        else:
+            found = self._read(asked, asked.slices, asked.count)
+        if found is None:
+            return None
+        entries, read, replies = found
+        leased = (
+            asked.lease_ms > 0
+            and len(entries) >= asked.count
+            and not self._leases.keep(
+                asked.index,
+                asked.number,
+                asked.slices,
+                asked.lease_ms,
+                in_use=asked.in_use,
+                now=self._now(),
+                client=asked.client,
+            )
+        )
+        return JointPage(entries, read, replies, leased)
+
+    def _one_by_one(self, asked: JointRead) -> _Found | None:
+        """The entries of slices whose order is theirs."""
+        entries: list[Entry] = []
+        read: dict[int, int] = {}
+        replies: dict[int, SliceReply] = {}
+        for number in asked.slices:
+            found = self._read(asked, (number,), asked.count - len(entries))
+            if found is None:
+                return None
+            entries += found[0]
+            read.update(found[1])
+            replies.update(found[2])
+            if len(entries) >= asked.count:
+                break
+        return entries, read, replies
+
+    def _read(self, asked: JointRead, slices: tuple[int, ...], count: int) -> _Found | None:
+        """The first entries of some of the slices."""
+        key = (asked.index, slices, asked.number, asked.incarnation)
+        try:
+            for known in (self._known.get(key), None):
+                one = known if known is not None and self._holds(known) else self._look_up(key)
+                found = (
+                    None if one is None else one.snapshot.first(asked.low, asked.high, asked.reverse, count)
+                )
+                if one is not None and found is not None:
+                    entries, read = found
+                    return entries, dict(zip(slices, read, strict=True)), one.replies
+                if one is not known:
+                    break
+        except StoreDamagedError:
+            pass  # which slice it is, and what follows, is found out by whoever reads it alone
+        self._known.pop(key, None)
+        return None
+
+    def _holds(self, one: _LookedUp) -> bool:
+        catalog = self._view.catalog()
+        return catalog is one.catalog and catalog.offset == one.offset
+
+    def _look_up(self, key: _Key) -> _LookedUp | None:
+        """Find a snapshot, and check it; None when it is to be read slice by slice."""
+        index, slices, number, incarnation = key
+        catalog = self._view.catalog()
+        record, offset = catalog.index(index), catalog.offset
+        if record is None or record.definition.structure.several:
+            return None
+        if any(rebuilding(catalog, index, one) for one in slices):
+            return None
+        if not self._view.history(index).number_holds(number, incarnation):
+            return None
+        snapshot = self._view.joint(index, slices, number)
+        if snapshot is None:
+            return None
+        first, *others = snapshot.timestamps
+        if any(one != first for one in others) or any(one != incarnation for one in snapshot.incarnations):
+            return None
+        replies = {
+            one: SliceReply(one, number, first, [], True, 0, False, number, incarnation) for one in slices
+        }
+        while len(self._known) >= REMEMBERED:
+            del self._known[next(iter(self._known))]
+        self._known[key] = _LookedUp(snapshot, replies, catalog, offset)
+        return self._known[key]

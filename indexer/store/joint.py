@@ -1,0 +1,154 @@
+"""The first rows of several slices, read as one. Pure, but for what the cursors read.
+
+Theory of operation
+===================
+Each slice is a few sorted levels; each level a cursor that gives rows in blocks (`LevelCursor`). Of every
+cursor that has more, the last key of what it gave bounds what is known: up to the nearest of these bounds
+nothing unread can lie. What lies there is put into one dictionary, of each slice the oldest level first, so
+that a newer row hides an older one, and a removal marker hides both; its keys in order are the answer. When
+they are too few, the cursors at the bound give more, twice as much each time.
+
+Of the oldest level a cursor gives at first what its slice has of the answer, very likely, when keys are
+spread evenly; of newer ones, which have less as a rule, a few rows, and more up to the bound.
+
+A page of 100 rows from eight slices of two levels takes a third of what it takes slice by slice (measured).
+Nothing is waited for, so all that is read is bounded: where many rows were removed, or slices are far from
+even, the answer is None, and the long way (`StoreSnapshot.rows_of`) reads what is wanted.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from itertools import chain, repeat
+from operator import ge, gt, le, lt
+from typing import Final, Protocol
+
+LOOKED_AT: Final = 4
+"""So many rows are read at most for each that is wanted, and `SPARE` more."""
+SPARE: Final = 1_000
+_FEW: Final = 4
+"""Rows of a newer level that are read at first."""
+
+
+Row = tuple[bytes, bytes]
+"""(key, value); of a level the value is tagged."""
+
+
+class LevelCursor(Protocol):
+    """Reads one level of a commit, over and over, from one thread: tagged rows, removal markers too.
+
+    Both methods raise StoreDamagedError: what is stored cannot have been written.
+    """
+
+    def begin(self, low: bytes, high: bytes | None, reverse: bool, count: int) -> list[Row]:
+        """The first `count` rows with low <= key < high in the direction of the read, or all if there are
+        fewer."""
+        ...
+
+    def onward(self, count: int) -> list[Row]:
+        """The next ones of the same span."""
+        ...
+
+
+class _Source:
+    """What a cursor has given, in the direction of the read: tagged rows, and their keys."""
+
+    __slots__ = ("_cursor", "keys", "more", "rows")
+
+    def __init__(self, cursor: LevelCursor, rows: list[Row], asked: int) -> None:
+        self._cursor = cursor
+        self.rows = rows
+        self.keys = [key for key, _ in rows]
+        self.more = len(rows) == asked
+
+    def read_on(self) -> None:
+        """Read as much as was read before."""
+        count = len(self.rows)
+        rows = self._cursor.onward(count)
+        self.rows += rows
+        self.keys += [key for key, _ in rows]
+        self.more = len(rows) == count
+
+
+def first_rows(
+    slices: Sequence[Sequence[LevelCursor]],
+    low: bytes,
+    high: bytes | None,
+    reverse: bool,
+    count: int,
+    removed: bytes,
+) -> tuple[list[Row], list[int]] | None:
+    """The first `count` rows with low <= key < high, in the direction of the read, of slices no two of which
+    have a row of the same key.
+
+    Args:
+        slices: of each its levels, from the oldest to the newest.
+        removed: the value that marks a row as removed. Others have a tag of one byte, which is taken off.
+
+    Returns:
+        Them, and how many rows of each slice were read; None when they are to be read slice by slice: they
+        are too many or too far apart, or what was read is not in order, or there twice.
+    """
+    within: Callable[[bytes, bytes], bool] = ge if reverse else le
+    nearest = max if reverse else min
+    first = _share(count, len(slices))
+    sources = [
+        [
+            _Source(level, level.begin(low, high, reverse, asked), asked)
+            for level, asked in zip(levels, chain((first,), repeat(_FEW)), strict=False)
+        ]
+        for levels in slices
+    ]
+    newer = [source for levels in sources for source in levels[1:]]
+    most = LOOKED_AT * count + SPARE
+    while True:
+        ends = [levels[0].keys[-1] for levels in sources if levels and levels[0].more]
+        end = nearest(ends) if ends else None
+        for source in newer:
+            while source.more and (len(source.keys) < first if end is None else within(source.keys[-1], end)):
+                source.read_on()
+        ends += [source.keys[-1] for source in newer if source.more]
+        bound = nearest(ends) if ends else None
+        rows = _merged(sources, bound, reverse)
+        if rows is None:
+            return None
+        found = [(key, value[1:]) for key in sorted(rows, reverse=reverse) if (value := rows[key]) != removed]
+        if bound is None or len(found) >= count:
+            return found[:count], [sum([len(source.keys) for source in levels]) for levels in sources]
+        if sum(len(source.keys) for levels in sources for source in levels) > most:
+            return None
+        for source in chain.from_iterable(sources):
+            if source.more and source.keys[-1] == bound:
+                source.read_on()
+
+
+def _share(rows: int, slices: int) -> int:
+    """How many of `rows` a slice has, or fewer, in most answers, when they fall to `slices` by a hash."""
+    if slices <= 1:
+        return rows
+    mean = rows / slices
+    return math.ceil(mean + 1.5 * math.sqrt(mean)) + 1
+
+
+def _merged(
+    sources: Sequence[Sequence[_Source]], bound: bytes | None, reverse: bool
+) -> dict[bytes, bytes] | None:
+    """The rows up to the bound, the newest of each key; None when they cannot have been written."""
+    ahead: Callable[[bytes, bytes], bool] = gt if reverse else lt
+    merged: dict[bytes, bytes] = {}
+    count = 0
+    for levels in sources:
+        of_slice: dict[bytes, bytes] = {}
+        for source in levels:
+            keys, rows = source.keys, source.rows
+            if not all(map(ahead, keys, keys[1:])):
+                return None
+            if bound is not None and keys and ahead(bound, keys[-1]):
+                end = len(keys) - bisect_left(keys[::-1], bound) if reverse else bisect_right(keys, bound)
+                rows = rows[:end]
+            of_slice.update(rows)
+        count += len(of_slice)
+        merged.update(of_slice)
+    return merged if len(merged) == count else None

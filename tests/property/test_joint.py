@@ -1,0 +1,138 @@
+"""What is read of several slices at once is what their rows are, one by one and merged, whatever their levels
+hold; and what cannot have been written is left to whoever reads slice by slice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from indexer.store.formats.records import PUT, REMOVED
+from indexer.store.interface import Row
+from indexer.store.joint import LOOKED_AT, SPARE, LevelCursor, first_rows
+from tests import share
+
+Level = dict[bytes, bytes]
+"""Tagged rows, in whatever order a test wants them given."""
+
+
+class Rows:
+    """A level in memory. Gives its rows in the order of the dictionary if `as_is`."""
+
+    def __init__(self, level: Level, *, as_is: bool = False) -> None:
+        self.level = level
+        self.as_is = as_is
+        self.read = 0
+
+    def begin(self, low: bytes, high: bytes | None, reverse: bool, count: int) -> list[Row]:
+        rows = list(self.level.items()) if self.as_is else sorted(self.level.items(), reverse=reverse)
+        self._rows = iter([row for row in rows if low <= row[0] and (high is None or row[0] < high)])
+        return self.onward(count)
+
+    def onward(self, count: int) -> list[Row]:
+        found = list(islice(self._rows, count))
+        self.read += len(found)
+        return found
+
+
+def read(
+    slices: Sequence[Sequence[LevelCursor]], low: bytes, high: bytes | None, reverse: bool, count: int
+) -> list[Row] | None:
+    found = first_rows(slices, low, high, reverse, count, REMOVED)
+    if found is None:
+        return None
+    rows, looked = found
+    assert len(looked) == len(slices)
+    assert sum(looked) >= len(rows)
+    return rows
+
+
+def oracle(
+    slices: Sequence[Sequence[Level]], low: bytes, high: bytes | None, reverse: bool, count: int
+) -> list[Row]:
+    """All rows of all slices, merged by the rule and cut."""
+    live: dict[bytes, bytes] = {}
+    for levels in slices:
+        merged: Level = {}
+        for level in levels:
+            merged |= level
+        live |= {key: value[1:] for key, value in merged.items() if value != REMOVED}
+    inside = [row for row in live.items() if low <= row[0] and (high is None or row[0] < high)]
+    return sorted(inside, reverse=reverse)[:count]
+
+
+KEYS = st.integers(0, 400)
+VALUES = st.sampled_from([PUT, PUT + b"a", PUT + b"b", REMOVED])
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> list[list[Level]]:
+    """Slices, each key in the slice that it belongs to: spread, or in stretches; removals in newer levels."""
+    count = draw(st.integers(1, 5))
+    spread = draw(st.booleans())
+    slices: list[list[Level]] = [[{} for _ in range(draw(st.integers(0, 3)))] for _ in range(count)]
+    for level in range(3):
+        for key, value in draw(
+            st.dictionaries(KEYS, VALUES, max_size=draw(st.sampled_from([3, 40, 300])))
+        ).items():
+            levels = slices[key % count if spread else key * count // 401]
+            if level < len(levels) and (level or value != REMOVED):
+                levels[level][b"k%03d" % key] = value
+    return slices
+
+
+@settings(max_examples=share.examples(400))
+@given(worlds(), KEYS, st.none() | KEYS, st.booleans(), st.sampled_from([1, 2, 7, 40, 101, 500]))
+def test_the_first_rows_are_those_of_all_slices(
+    slices: list[list[Level]], low: int, high: int | None, reverse: bool, count: int
+) -> None:
+    bounds = (b"k%03d" % low, None if high is None else b"k%03d" % high)
+    cursors: list[list[LevelCursor]] = [[Rows(level) for level in levels] for levels in slices]
+    for _ in range(2):  # cursors are used again and again
+        assert read(cursors, *bounds, reverse, count) == oracle(slices, *bounds, reverse, count)
+
+
+def test_no_slices_have_no_rows() -> None:
+    assert read([], b"", None, False, 5) == []
+    assert read([[]], b"", None, True, 5) == []
+
+
+def test_a_page_reads_little_more_than_it_gives() -> None:
+    slices = [{b"k%06d" % key: PUT for key in range(10_000) if key % 8 == at} for at in range(8)]
+    cursors = [Rows(level) for level in slices]
+    found = read([[one] for one in cursors], b"k005000", None, False, 101)
+    assert found is not None
+    assert [key for key, _ in found] == [b"k%06d" % key for key in range(5_000, 5_101)]
+    assert sum(one.read for one in cursors) < 200
+
+
+def test_what_lies_in_one_slice_alone_is_read_there() -> None:
+    full, rest = {b"a%04d" % key: PUT for key in range(2_000)}, {b"b%04d" % key: PUT for key in range(2_000)}
+    cursors = [Rows(full), *(Rows(rest if at == 1 else {}) for at in range(1, 8))]
+    found = read([[one] for one in cursors], b"", None, False, 101)
+    assert found is not None
+    assert found == [(b"a%04d" % key, b"") for key in range(101)]
+    assert cursors[1].read < 40
+
+
+def test_what_would_take_long_is_left_to_others() -> None:
+    """Rows that were removed are looked at, and are none of the answer: so many that a bound holds."""
+    base: Level = {b"k%06d" % key: PUT for key in range(20_000)}
+    delta: Level = dict.fromkeys(base, REMOVED)
+    levels = Rows(base), Rows(delta)
+    assert read([levels], b"", None, False, 101) is None
+    assert levels[0].read + levels[1].read < 4 * (LOOKED_AT * 101 + SPARE)
+
+
+def test_what_cannot_have_been_written_is_left_to_others() -> None:
+    torn = Rows({b"b": PUT, b"a": PUT, b"c": PUT}, as_is=True)
+    assert read([[torn]], b"", None, False, 10) is None
+    twice: list[list[LevelCursor]] = [[Rows({b"a": PUT, b"b": PUT})], [Rows({b"b": PUT})]]
+    assert read(twice, b"", None, False, 10) is None
+    in_newer: list[list[LevelCursor]] = [
+        [Rows({b"a": PUT}), Rows({b"b": PUT})],
+        [Rows({}), Rows({b"b": PUT})],
+    ]
+    assert read(in_newer, b"", None, True, 10) is None

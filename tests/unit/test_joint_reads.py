@@ -1,0 +1,268 @@
+"""Slices that are read as one: the same answers as slice by slice, of the history that holds, from snapshots
+that a ring may let go of at any time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from indexer.hosting.node import ServingNode
+from indexer.hosting.snapshots import SnapshotRing
+from indexer.scan.local import joint
+from indexer.scan.local.joint import JointReads
+from indexer.scan.local.reader import LocalReader
+from indexer.scan.peer.messages import (
+    JointPage,
+    JointRead,
+    ReadConsistency,
+    ReadPaging,
+    ReadRequest,
+    ReadShape,
+    ReadSpan,
+)
+from indexer.scan.plan.leases import LeaseRegistry
+from indexer.store.fold.worker import FoldWorker
+from indexer.store.interface import Applied
+from indexer.store.lmdb.store import LmdbSliceStore
+from keytide.catalog.catalog import Catalog
+from keytide.catalog.history import History
+from keytide.catalog.records import (
+    BuildRecord,
+    IndexRecord,
+    KeyspaceRecord,
+    Record,
+    RollbackRecord,
+    encode_record,
+    record_key,
+)
+from keytide.model.timestamp import Timestamp
+from tests.store_kit import Version, key, lmdb_store, segments
+from tests.unit.scan_world import definition_of
+
+INDEX, SLICES = "i-1", (0, 1, 2)
+KEPT = 2
+
+
+@dataclass
+class Node:
+    """A node with three slices of a real store; slice `n` holds every third key."""
+
+    view: ServingNode
+    catalog: Catalog
+    rings: dict[int, SnapshotRing]
+    stores: dict[int, LmdbSliceStore]
+    now: int = 0
+    number: int = 0
+
+    def record(self, *records: Record) -> None:
+        for one in records:
+            self.catalog.apply(record_key(one), encode_record(one), self.catalog.offset + 1)
+        self.view.show_catalog(self.catalog.copy())
+
+    def commit(self, *keys: int, timestamps: tuple[int, ...] = ()) -> int:
+        """All slices commit the next number, in which these keys are new."""
+        self.number += 1
+        for number, store in self.stores.items():
+            versions = [
+                Version(b"d%04d" % one, 0, self.number * 10_000 + one, entries=((key(f"{one:04}"), b""),))
+                for one in sorted(keys)
+                if one % len(SLICES) == number
+            ]
+            offset = timestamps[number] if timestamps else self.number * 10_000 + 9_999
+            applied = Applied(Timestamp.of({0: offset}), self.number, queue_position=self.number)
+            store.apply(segments(versions), applied)
+            self.rings[number].add(store.snapshot(), self.number, self.now)
+            self.rings[number].publish(self.number, self.now)
+        return self.number
+
+
+@pytest.fixture
+def node(tmp_path: Path, folds: FoldWorker) -> Iterator[Node]:
+    stores = {number: lmdb_store(tmp_path / str(number), folds) for number in SLICES}
+    rings = {number: SnapshotRing(KEPT) for number in SLICES}
+    view = ServingNode("n0")
+    view.show_slices(((INDEX, number), ring) for number, ring in rings.items())
+    made = Node(view, Catalog(), rings, stores)
+    definition = definition_of("CREATE INDEX i ON users (k) WITH (slices=3)")
+    made.record(
+        KeyspaceRecord("users", "t", 1, 1),
+        IndexRecord(INDEX, definition, "READY", 1, [["n0"]] * 3, "b1", 0),
+    )
+    yield made
+    for ring in rings.values():
+        ring.close()
+    for store in stores.values():
+        store.close()
+
+
+def reads_of(node: Node) -> JointReads:
+    return JointReads(node.view, LeaseRegistry(node.view, 10), lambda: node.now)
+
+
+def asked(number: int, **others: object) -> JointRead:
+    plain = JointRead(INDEX, SLICES, False, number, 0, b"", None, False, 10, 0, False, "")
+    return msgspec.structs.replace(plain, **others)
+
+
+def keys_of(page: JointPage | None) -> list[int]:
+    assert page is not None, "it was not read as one"
+    return [int(entry_key[-4:]) for entry_key, _ in page.entries]
+
+
+def rolled_back(to: int) -> tuple[Record, Record]:
+    """What the dictionary says of a rollback to the first number."""
+    rollback = RollbackRecord("users", 1, to, Timestamp.of({0: 19_999}), "t", "truncated", 0, {})
+    return rollback, KeyspaceRecord("users", "t", 1, 1, 1)
+
+
+def test_slices_are_read_as_one(node: Node) -> None:
+    number = node.commit(*range(100))
+    reads = reads_of(node)
+    page = reads.first(asked(number))
+    assert keys_of(page) == list(range(10))
+    assert page is not None
+    assert sorted(page.replies) == list(SLICES)
+    assert {one.number for one in page.replies.values()} == {number}
+    assert [one.timestamp for one in page.replies.values()] == [Timestamp.of({0: 19_999})] * 3
+    assert sum(page.read.values()) >= 10
+    assert not page.leased
+    assert keys_of(reads.first(asked(number, reverse=True, count=3))) == [99, 98, 97]
+    assert keys_of(reads.first(asked(number, slices=(1,), count=3))) == [1, 4, 7]
+    assert keys_of(reads.first(asked(number, low=key("0097")))) == [97, 98, 99]
+
+
+def test_a_snapshot_is_looked_up_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    number, looked_up = node.commit(*range(100)), 0
+    joint_of = node.view.joint
+
+    def counted(*names: object) -> object:
+        nonlocal looked_up
+        looked_up += 1
+        return joint_of(*names)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(node.view, "joint", counted)
+    reads = reads_of(node)
+    for _ in range(5):
+        assert keys_of(reads.first(asked(number))) == list(range(10))
+    assert looked_up == 1
+    following = node.commit(500)
+    assert keys_of(reads.first(asked(following, low=key("0098")))) == [98, 99, 500]
+    assert keys_of(reads.first(asked(number, low=key("0098")))) == [98, 99]
+    assert looked_up == 2
+    monkeypatch.setattr(joint, "REMEMBERED", 1)
+    assert reads.first(asked(following, slices=(0,))) is not None
+    assert len(reads._known) == 1
+
+
+def test_nothing_is_held_between_two_reads(node: Node) -> None:
+    number = node.commit(*range(30))
+    reads = reads_of(node)
+    assert reads.first(asked(number)) is not None
+    assert all(ring.in_use(node.now) == 0 for ring in node.rings.values())
+    for _ in range(KEPT + 1):
+        node.commit()
+    assert all(number not in ring.numbers() for ring in node.rings.values())
+    assert reads.first(asked(number)) is None, "the rings have let go of it"
+    assert not [known for known in reads._known if known[2] == number]
+    node.rings[1].close()
+    node.stores[1].close()  # (would refuse if what was read once were still open)
+    assert reads.first(asked(node.number)) is None
+
+
+def test_what_was_rolled_back_is_not_read(node: Node) -> None:
+    to, number = node.commit(*range(30)), node.commit(50)
+    reads = reads_of(node)
+    assert reads.first(asked(number)) is not None
+    node.record(*rolled_back(to))
+    assert reads.first(asked(number)) is None, "the dictionary says so, though the slices hold it still"
+    assert keys_of(reads.first(asked(to))) == list(range(10))
+    for ring in node.rings.values():
+        ring.roll_back(History.of(node.catalog, "users"))
+    assert reads.first(asked(number)) is None
+    assert keys_of(reads.first(asked(to))) == list(range(10))
+    assert reads.first(asked(to, incarnation=1)) is None
+
+
+def test_slices_step_back_before_the_dictionary_is_read(node: Node) -> None:
+    to, number = node.commit(*range(30)), node.commit(50)
+    reads = reads_of(node)
+    assert reads.first(asked(number)) is not None
+    ahead = node.catalog.copy()
+    for record in rolled_back(to):
+        ahead.apply(record_key(record), encode_record(record), 99)
+    node.rings[2].roll_back(History.of(ahead, "users"))
+    assert reads.first(asked(number)) is None
+
+
+def test_damage_ends_it(node: Node) -> None:
+    number = node.commit(*range(30))
+    reads = reads_of(node)
+    assert reads.first(asked(number)) is not None
+    node.rings[0].report_damage("a page is torn")
+    assert reads.first(asked(number)) is None
+    assert reads.first(asked(number, slices=(1, 2))) is not None
+
+
+def test_slices_that_differ_or_are_rebuilt_are_read_one_by_one(node: Node) -> None:
+    number = node.commit(*range(30), timestamps=(20_000, 20_000, 20_001))
+    reads = reads_of(node)
+    assert reads.first(asked(number)) is None
+    number = node.commit(1)
+    assert reads.first(asked(number)) is not None
+    record = node.catalog.index(INDEX)
+    assert record is not None
+    build = BuildRecord("b2", "users", [INDEX], "QUEUED", Timestamp(), 1)
+    node.record(build, msgspec.structs.replace(record, slice_builds={1: "b2"}))
+    assert reads.first(asked(number)) is None
+    assert reads.first(asked(number, slices=(0, 2))) is not None
+    node.record(msgspec.structs.replace(build, state="READY"))
+    assert reads.first(asked(number)) is not None
+    assert reads.first(asked(number, index="i-2")) is None
+    assert reads.first(asked(number, slices=(0, 7))) is None
+
+
+def test_slices_in_the_order_of_their_entries_are_read_as_far_as_needed(node: Node) -> None:
+    number = node.commit(*range(30))
+    page = reads_of(node).first(asked(number, in_order=True, count=12))
+    assert page is not None
+    assert keys_of(page) == [*range(0, 30, 3), 1, 4]
+    assert sorted(page.replies) == [0, 1]
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_page_that_others_may_follow_keeps_its_snapshot(node: Node, held: bool) -> None:
+    number = node.commit(*range(30))
+    reads = reads_of(node)
+    page = reads.first(asked(number, lease_ms=1_000, count=10 if held else 31))
+    assert page is not None
+    assert page.leased is held
+    for _ in range(KEPT + 1):
+        node.commit()
+    assert (reads.first(asked(number)) is not None) is held
+
+
+def test_both_ways_say_the_same_of_what_a_slice_is_at(node: Node) -> None:
+    """The reply of a slice is what reading it alone tells, but for its entries."""
+    number = node.commit(*range(30))
+    reader = LocalReader(node.view, 10)
+    try:
+        request = ReadRequest(
+            ReadSpan(INDEX, list(SLICES), [(b"", None)], [b""] * 3, False),
+            ReadPaging(10),
+            ReadConsistency(number, 0),
+            ReadShape(),
+        )
+        alone = {one.slice: one for one in asyncio.run(reader.read(request)).slices}
+        page = reader.first(asked(number))
+        assert page is not None
+        for slice_number, reply in page.replies.items():
+            assert msgspec.structs.replace(alone[slice_number], entries=[]) == reply
+        merged = sorted(entry for one in alone.values() for entry in one.entries)[:10]
+        assert page.entries == merged
+    finally:
+        reader.close()
