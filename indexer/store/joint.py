@@ -9,7 +9,8 @@ that a newer row hides an older one, and a removal marker hides both; its keys i
 they are too few, the cursors at the bound give more, twice as much each time.
 
 Of the oldest level a cursor gives at first what its slice has of the answer, very likely, when keys are
-spread evenly; of newer ones, which have less as a rule, a few rows, and more up to the bound.
+spread evenly; of newer ones, which have less as a rule, a few rows, and more up to the bound, but hardly more
+than of the oldest: a young slice has nearly all of its rows in a newer one, which is then the bound.
 
 A page of 100 rows from eight slices of two levels takes a third of what it takes slice by slice (measured).
 Nothing is waited for, so all that is read is bounded: where many rows were removed, or slices are far from
@@ -28,6 +29,10 @@ from typing import Final, Protocol
 LOOKED_AT: Final = 4
 """So many rows are read at most for each that is wanted, and `SPARE` more."""
 SPARE: Final = 1_000
+LOOKED_AT_BYTES: Final = 8 << 20
+"""Of values, about, that are held at most when more is to be read than does most times."""
+_SAMPLED: Final = 16
+"""One row of so many tells how large they are."""
 _FEW: Final = 4
 """Rows of a newer level that are read at first."""
 
@@ -101,15 +106,21 @@ def first_rows(
         ]
         for levels in slices
     ]
-    newer = [source for levels in sources for source in levels[1:]]
     most = LOOKED_AT * count + SPARE
     while True:
         ends = [levels[0].keys[-1] for levels in sources if levels and levels[0].more]
         end = nearest(ends) if ends else None
-        for source in newer:
-            while source.more and (len(source.keys) < first if end is None else within(source.keys[-1], end)):
-                source.read_on()
-        ends += [source.keys[-1] for source in newer if source.more]
+        for levels in sources:
+            enough = max(first, len(levels[0].keys)) if levels else 0
+            for source in levels[1:]:
+                while (
+                    source.more
+                    and len(source.keys) < enough
+                    and (end is None or within(source.keys[-1], end))
+                ):
+                    source.read_on()
+                if source.more:
+                    ends.append(source.keys[-1])
         bound = nearest(ends) if ends else None
         rows = _merged(sources, bound, reverse)
         if rows is None:
@@ -117,11 +128,17 @@ def first_rows(
         found = [(key, value[1:]) for key in sorted(rows, reverse=reverse) if (value := rows[key]) != removed]
         if bound is None or len(found) >= count:
             return found[:count], [sum([len(source.keys) for source in levels]) for levels in sources]
-        if sum(len(source.keys) for levels in sources for source in levels) > most:
+        looked_at = [source.rows for levels in sources for source in levels]
+        if sum(map(len, looked_at)) > most or sum(map(_bytes, looked_at)) > LOOKED_AT_BYTES:
             return None
         for source in chain.from_iterable(sources):
             if source.more and source.keys[-1] == bound:
                 source.read_on()
+
+
+def _bytes(rows: Sequence[Row]) -> int:
+    """About what the values of some rows take."""
+    return sum(len(value) for _, value in rows[::_SAMPLED]) * _SAMPLED
 
 
 def _share(rows: int, slices: int) -> int:

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.store.formats.records import PUT, REMOVED
 from indexer.store.interface import Row
-from indexer.store.joint import LOOKED_AT, SPARE, LevelCursor, first_rows
+from indexer.store.joint import LOOKED_AT, LOOKED_AT_BYTES, SPARE, LevelCursor, first_rows
 from tests import share
 
 Level = dict[bytes, bytes]
@@ -124,6 +125,26 @@ def test_what_would_take_long_is_left_to_others() -> None:
     levels = Rows(base), Rows(delta)
     assert read([levels], b"", None, False, 101) is None
     assert levels[0].read + levels[1].read < 4 * (LOOKED_AT * 101 + SPARE)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_newer_level_that_is_denser_than_the_oldest_is_not_read_through(reverse: bool) -> None:
+    base: Level = {b"k%06d" % key: PUT for key in range(0, 200_000, 500)}
+    delta: Level = {b"k%06d" % key: PUT for key in range(200_000) if key % 500}
+    levels = Rows(base), Rows(delta)
+    found = read([levels], b"", None, reverse, 101)
+    keys = range(199_999, 199_898, -1) if reverse else range(101)
+    assert found == [(b"k%06d" % key, b"") for key in keys]
+    assert levels[1].read <= 2 * 128
+
+
+def test_large_rows_that_were_removed_are_left_to_others() -> None:
+    """They are all held at once: fewer of them are."""
+    base: Level = {b"k%06d" % key: PUT + bytes(100_000) for key in range(1_000)}
+    delta: Level = dict.fromkeys(base, REMOVED)
+    levels = Rows(base), Rows(delta)
+    assert read([levels], b"", None, False, 21) is None
+    assert levels[0].read * 100_000 < 2 * LOOKED_AT_BYTES
 
 
 def test_what_cannot_have_been_written_is_left_to_others() -> None:
