@@ -177,6 +177,9 @@ class ServingNode:
 
     def trouble(self, index: str, slice_number: int) -> SliceTrouble | None:
         """Why a slice that is placed here is not in order; None when it is, or not here."""
+        ring = self._rings.get((index, slice_number))
+        if ring is not None and ring.damage:
+            return SliceTrouble("LOST", ring.damage)
         return self._troubles.get((index, slice_number))
 
     def export(self, index: str, slice_number: int) -> StoreExport | None:

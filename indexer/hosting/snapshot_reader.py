@@ -132,13 +132,40 @@ class HoldsSnapshots(Protocol):
         """The snapshot of that number, to be read again and again; None when it is not held."""
         ...
 
-    def hold(self, found: OpenSnapshot) -> bool:
-        """Begin to read; False when it is not held any more."""
+    def hold(self, found: OpenSnapshot, reads: int = 1) -> bool:
+        """Begin to read, which is counted `reads` times; False when it is not held any more."""
         ...
 
     def give_back(self, held: OpenSnapshot) -> None:
         """End a reading that has begun."""
         ...
+
+    def report_damage(self, reason: str) -> None:
+        """The store says that it is damaged."""
+        ...
+
+
+class _TellingCursor:
+    """A level's cursor that tells on what the store says of damage."""
+
+    __slots__ = ("_cursor", "_damaged")
+
+    def __init__(self, cursor: LevelCursor, damaged: Callable[[str], None]) -> None:
+        self._cursor, self._damaged = cursor, damaged
+
+    def begin(self, low: bytes, high: bytes | None, reverse: bool, count: int) -> list[tuple[bytes, bytes]]:
+        try:
+            return self._cursor.begin(low, high, reverse, count)
+        except StoreDamagedError as error:
+            self._damaged(error.message)
+            raise
+
+    def onward(self, count: int) -> list[tuple[bytes, bytes]]:
+        try:
+            return self._cursor.onward(count)
+        except StoreDamagedError as error:
+            self._damaged(error.message)
+            raise
 
 
 class JointReader:
@@ -168,16 +195,17 @@ class JointReader:
         levels: list[Sequence[LevelCursor]] = []
         for ring in rings:
             found = ring.find(number)
-            if found is None or not ring.hold(found):
+            if found is None or not ring.hold(found, reads=0):
                 return None
             try:
-                cursors = found.snapshot.levels()
+                with _Telling(ring.report_damage):
+                    cursors = found.snapshot.levels()
             finally:
                 ring.give_back(found)
             if cursors is None:
                 return None
             slices.append((ring, found))
-            levels.append(cursors)
+            levels.append([_TellingCursor(one, ring.report_damage) for one in cursors])
         return cls(slices, levels)
 
     def first(

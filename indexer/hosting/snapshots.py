@@ -199,13 +199,17 @@ class SnapshotRing:
         held."""
         return self._numbered.get(number)
 
-    def hold(self, found: OpenSnapshot) -> bool:
-        """Begin to read what was found earlier; False when it is not held any more. To be given back once."""
+    def hold(self, found: OpenSnapshot, reads: int = 1) -> bool:
+        """Begin to read what was found earlier; False when it is not held any more. To be given back once.
+
+        Args:
+            reads: how often to count it: 0 for who only looks it up.
+        """
         with self._lock:  # (as `_alone`, which costs more than all that is done here)
             holds = not (found.dropped or self._damage)
             if holds:
                 found.readers += 1
-                self.reads += 1
+                self.reads += reads
         if self._given_back:
             self._take_back()
         return holds

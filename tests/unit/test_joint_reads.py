@@ -4,9 +4,11 @@ that a ring may let go of at any time."""
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,8 +29,11 @@ from indexer.scan.peer.messages import (
 )
 from indexer.scan.plan.leases import LeaseRegistry
 from indexer.store.fold.worker import FoldWorker
-from indexer.store.interface import Applied
+from indexer.store.interface import Applied, Row, StoreDamagedError
+from indexer.store.lmdb.levels import View
+from indexer.store.lmdb.merge import LmdbLevelCursor
 from indexer.store.lmdb.store import LmdbSliceStore
+from indexer.view import SliceTrouble
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
 from keytide.catalog.records import (
@@ -227,11 +232,77 @@ def test_slices_that_differ_or_are_rebuilt_are_read_one_by_one(node: Node) -> No
 
 
 def test_slices_in_the_order_of_their_entries_are_read_as_far_as_needed(node: Node) -> None:
-    number = node.commit(*range(30))
-    page = reads_of(node).first(asked(number, in_order=True, count=12))
+    number = node.commit(0, 3, 6, 9, 10, 13, 16, 19, 20, 23, 26, 29)
+    page = reads_of(node).first(asked(number, in_order=True, count=6))
     assert page is not None
-    assert keys_of(page) == [*range(0, 30, 3), 1, 4]
+    assert keys_of(page) == [0, 3, 6, 9, 10, 13]
     assert sorted(page.replies) == [0, 1]
+
+
+def test_no_slices_have_no_entries(node: Node) -> None:
+    page = reads_of(node).first(asked(node.commit(*range(30)), slices=()))
+    assert page is None or not page.entries
+
+
+def test_slices_out_of_their_order_are_left_to_others(node: Node) -> None:
+    """No entry of a slice lies behind those of the next one, where their order is that of their entries."""
+    number = node.commit(*range(30))
+    reads = reads_of(node)
+    assert reads.first(asked(number, in_order=True, count=8)) is not None
+    assert reads.first(asked(number, in_order=True, count=12)) is None
+    assert reads.first(asked(number, in_order=True, slices=(2, 1), reverse=True, count=12)) is None
+
+
+def test_it_tells_how_far_slices_are(node: Node) -> None:
+    number = node.commit(*range(30))
+    reads = reads_of(node)
+    assert reads.first(asked(number)) is not None
+    further = node.commit(31)
+    page = reads.first(asked(number))
+    assert page is not None
+    assert {one.newest for one in page.replies.values()} == {further}
+
+
+def test_a_read_is_counted_once(node: Node) -> None:
+    number = node.commit(*range(30))
+    reads = reads_of(node)
+    for read in (1, 2):
+        assert reads.first(asked(number)) is not None
+        assert [ring.reads for ring in node.rings.values()] == [read] * 3
+
+
+def test_damage_that_it_alone_meets_takes_the_slice_out_of_service(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = node.commit(*range(30))
+    reads = reads_of(node)
+    assert reads.first(asked(number)) is not None
+    begin, folder = LmdbLevelCursor.begin, tmp_path / "1"
+
+    def torn(cursor: LmdbLevelCursor, *span: Any) -> list[Row]:
+        if cursor._folder.is_relative_to(folder):
+            raise StoreDamagedError("a page is torn")
+        return begin(cursor, *span)
+
+    monkeypatch.setattr(LmdbLevelCursor, "begin", torn)
+    assert reads.first(asked(number)) is None
+    assert [ring.damage for ring in node.rings.values()] == ["", "a page is torn", ""]
+    assert node.view.trouble(INDEX, 1) == SliceTrouble("LOST", "a page is torn")
+    assert node.view.trouble(INDEX, 0) is None
+
+
+def test_of_a_snapshot_that_was_let_go_of_little_is_left(node: Node, tmp_path: Path) -> None:
+    """What is remembered of it keeps no level in memory, with its filter."""
+    reads = reads_of(node)
+    assert reads.first(asked(node.commit(*range(30)))) is not None
+    for ring in node.rings.values():
+        ring.close()
+    for store in node.stores.values():
+        store.close()
+    gc.collect()
+    assert reads._known
+    kept = [one for one in gc.get_objects() if isinstance(one, View)]
+    assert not [one for one in kept if one.folder.is_relative_to(tmp_path)]
 
 
 @pytest.mark.parametrize("held", [True, False])

@@ -43,8 +43,6 @@ from keytide.errors import invariant
 
 SKIP_BLOCK: Final = 8_192
 """Keys that are dropped at once for an offset, over all slices: a megabyte or two."""
-
-
 COUNT_BLOCK: Final = 8_192
 """Distinct keys that are gathered at once to be counted."""
 
@@ -377,7 +375,7 @@ def _final(sources: Sequence[_SliceCursor], reverse: bool, *, distinct: bool = F
 
 
 def _once(entries: Sequence[Entry], last: bytes) -> list[Entry]:
-    """Each key _once, and `last` not again."""
+    """Each key once, and `last` not again."""
     once: list[Entry] = []
     for entry in entries:
         if entry[0] != last:

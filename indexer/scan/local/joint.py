@@ -15,7 +15,10 @@ slice by slice, in a thread if it takes long, and finds out and reports what is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import gt, lt
 from typing import Final, NamedTuple
+
+from msgspec import structs
 
 from indexer.scan.peer.messages import Entry, JointPage, JointRead, SliceReply
 from indexer.scan.plan.directory import rebuilding
@@ -86,6 +89,7 @@ class JointReads:
 
     def _one_by_one(self, asked: JointRead) -> _Found | None:
         """The entries of slices whose order is theirs."""
+        ahead = gt if asked.reverse else lt
         entries: list[Entry] = []
         read: dict[int, int] = {}
         replies: dict[int, SliceReply] = {}
@@ -93,6 +97,8 @@ class JointReads:
             found = self._read(asked, (number,), asked.count - len(entries))
             if found is None:
                 return None
+            if entries and found[0] and not ahead(entries[-1][0], found[0][0][0]):
+                return None  # whoever reads them alone finds out which slice is not what it should be
             entries += found[0]
             read.update(found[1])
             replies.update(found[2])
@@ -111,13 +117,24 @@ class JointReads:
                 )
                 if one is not None and found is not None:
                     entries, read = found
-                    return entries, dict(zip(slices, read, strict=True)), one.replies
+                    return entries, dict(zip(slices, read, strict=True)), self._replies(key, one)
                 if one is not known:
                     break
         except StoreDamagedError:
-            pass  # which slice it is, and what follows, is found out by whoever reads it alone
+            pass  # the slice's ring knows, and gives nothing out: whoever reads it alone is told why
         self._known.pop(key, None)
         return None
+
+    def _replies(self, key: _Key, one: _LookedUp) -> Mapping[int, SliceReply]:
+        """What the slices say: the same as last time, unless one has committed since."""
+        newest = {number: self._view.newest(key[0], number) for number in one.replies}
+        if all(reply.newest == newest[number] for number, reply in one.replies.items()):
+            return one.replies
+        replies = {
+            number: structs.replace(reply, newest=newest[number]) for number, reply in one.replies.items()
+        }
+        self._known[key] = one._replace(replies=replies)
+        return replies
 
     def _holds(self, one: _LookedUp) -> bool:
         catalog = self._view.catalog()
@@ -130,7 +147,7 @@ class JointReads:
         record, offset = catalog.index(index), catalog.offset
         if record is None or record.definition.structure.several:
             return None
-        if any(rebuilding(catalog, index, one) for one in slices):
+        if not slices or any(rebuilding(catalog, index, one) for one in slices):
             return None
         if not self._view.history(index).number_holds(number, incarnation):
             return None

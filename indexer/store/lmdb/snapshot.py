@@ -117,7 +117,8 @@ class LmdbSnapshot:
             if self._closed:
                 return
             self._closed = True
-        for view in self._views:
+            views, self._views = self._views, ()  # whoever remembers the snapshot keeps no level alive
+        for view in views:
             view.release()
 
     def _reading(self) -> _ViewGuard:
