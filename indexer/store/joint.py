@@ -6,7 +6,8 @@ Each slice is a few sorted levels; each level a cursor that gives rows in blocks
 cursor that has more, the last key of what it gave bounds what is known: up to the nearest of these bounds
 nothing unread can lie. What lies there is put into one dictionary, of each slice the oldest level first, so
 that a newer row hides an older one, and a removal marker hides both; its keys in order are the answer. When
-they are too few, the cursors at the bound give more, twice as much each time.
+they are too few, the cursors at the bound give more, and of many those that are near it, twice as much each
+time.
 
 Of the oldest level a cursor gives at first what its slice has of the answer, very likely, when keys are
 spread evenly; of newer ones, which have less as a rule, a few rows, and more up to the bound, but hardly more
@@ -29,10 +30,14 @@ from typing import Final, Protocol
 LOOKED_AT: Final = 4
 """So many rows are read at most for each that is wanted, and `SPARE` more."""
 SPARE: Final = 1_000
+MERGED: Final = 3
+"""As many times as that rows are merged at most: each round merges all that there is by then."""
 LOOKED_AT_BYTES: Final = 8 << 20
 """Of values, about, that are held at most when more is to be read than does most times."""
 _SAMPLED: Final = 16
 """One row of so many tells how large they are."""
+_SHARE_OF_ENDS: Final = 4
+"""One of so many cursors is near the bound."""
 _FEW: Final = 4
 """Rows of a newer level that are read at first."""
 
@@ -106,7 +111,7 @@ def first_rows(
         ]
         for levels in slices
     ]
-    most = LOOKED_AT * count + SPARE
+    most, merged = LOOKED_AT * count + SPARE, 0
     while True:
         ends = [levels[0].keys[-1] for levels in sources if levels and levels[0].more]
         end = nearest(ends) if ends else None
@@ -129,10 +134,13 @@ def first_rows(
         if bound is None or len(found) >= count:
             return found[:count], [sum([len(source.keys) for source in levels]) for levels in sources]
         looked_at = [source.rows for levels in sources for source in levels]
-        if sum(map(len, looked_at)) > most or sum(map(_bytes, looked_at)) > LOOKED_AT_BYTES:
+        total = sum(map(len, looked_at))
+        merged += total
+        if total > most or merged > MERGED * most or sum(map(_bytes, looked_at)) > LOOKED_AT_BYTES:
             return None
+        reached = sorted(ends, reverse=reverse)[len(ends) // _SHARE_OF_ENDS]
         for source in chain.from_iterable(sources):
-            if source.more and source.keys[-1] == bound:
+            if source.more and within(source.keys[-1], reached):
                 source.read_on()
 
 

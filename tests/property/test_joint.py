@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexer.store import joint
 from indexer.store.formats.records import PUT, REMOVED
 from indexer.store.interface import Row
-from indexer.store.joint import LOOKED_AT, LOOKED_AT_BYTES, SPARE, LevelCursor, first_rows
+from indexer.store.joint import LOOKED_AT, LOOKED_AT_BYTES, MERGED, SPARE, LevelCursor, first_rows
 from tests import share
 
 Level = dict[bytes, bytes]
@@ -136,6 +138,26 @@ def test_a_newer_level_that_is_denser_than_the_oldest_is_not_read_through(revers
     keys = range(199_999, 199_898, -1) if reverse else range(101)
     assert found == [(b"k%06d" % key, b"") for key in keys]
     assert levels[1].read <= 2 * 128
+
+
+@pytest.mark.parametrize("count", [101, 2_000])
+@pytest.mark.parametrize("removed", [1, 2])
+def test_many_slices_are_not_merged_over_and_over(
+    count: int, removed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is merged is bounded, not only what is read: each round merges all that there is by then."""
+    merged, merge = 0, joint._merged
+
+    def counted(sources: Sequence[Sequence[joint._Source]], *others: Any) -> Level | None:
+        nonlocal merged
+        merged += sum(len(source.rows) for levels in sources for source in levels)
+        return merge(sources, *others)
+
+    monkeypatch.setattr(joint, "_merged", counted)
+    slices = [{b"k%06d" % key: PUT for key in range(40_000) if key % 64 == at} for at in range(64)]
+    gone = [dict.fromkeys(list(level)[::removed], REMOVED) for level in slices]
+    read([[Rows(one), Rows(other)] for one, other in zip(slices, gone, strict=True)], b"", None, False, count)
+    assert merged <= (MERGED + 2) * (LOOKED_AT * count + SPARE)
 
 
 def test_large_rows_that_were_removed_are_left_to_others() -> None:
