@@ -9,15 +9,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
 
 from indexer.hosting.node import ServingNode
 from indexer.hosting.snapshots import SnapshotRing
+from indexer.scan.gather.gather import gather
+from indexer.scan.gather.scatter import Target
 from indexer.scan.local import joint
 from indexer.scan.local.joint import JointReads
 from indexer.scan.local.reader import LocalReader
+from indexer.scan.peer.health import PeerHealth
 from indexer.scan.peer.messages import (
     JointPage,
     JointRead,
@@ -45,6 +49,7 @@ from keytide.catalog.records import (
     encode_record,
     record_key,
 )
+from keytide.collation import Span
 from keytide.model.timestamp import Timestamp
 from tests.store_kit import Version, key, lmdb_store, segments
 from tests.unit.scan_world import definition_of
@@ -261,6 +266,22 @@ def test_it_tells_how_far_slices_are(node: Node) -> None:
     page = reads.first(asked(number))
     assert page is not None
     assert {one.newest for one in page.replies.values()} == {further}
+
+
+def test_a_copy_that_has_caught_up_is_known_to_have(node: Node) -> None:
+    """As it is where slices are read one by one: else it is done without for longer and longer."""
+    number = node.commit(*range(30))
+    reads, health = reads_of(node), PeerHealth()
+    nodes = mock.Mock(here="n0", health=health, first_here=reads.first)
+    others = {0: ["n1"], 2: ["n1"]}
+    here = dict.fromkeys(SLICES, "n0")
+    target = Target(INDEX, number, 0, [Span(b"", None)], here, 1.0, until=1.0, others=others)
+    health.lacks("n0", (INDEX, 0), number, 1.0)
+    health.lacks("n0", (INDEX, 2), number + 1, 1.0)
+    found = asyncio.run(gather(target, nodes, b"", False, 5))
+    assert found.more
+    assert health.behind((INDEX, 0), 1.0) == set()
+    assert health.behind((INDEX, 2), 1.0) == {"n0"}
 
 
 def test_a_read_is_counted_once(node: Node) -> None:

@@ -89,6 +89,10 @@ async def gather(
     """
     sifts = offset or target.filter or target.distinct or target.keys
     if not sifts and (page := _first_here(target, nodes, _in_order(target, reverse), after, reverse, limit)):
+        for number in (
+            target.others.keys() & page.replies.keys()
+        ):  # (one of several copies may have been behind)
+            nodes.health.holds(nodes.here, (target.index, number), page.replies[number].newest)
         return _whole(page, nodes.here, limit)
     result = Gathered(offset_left=offset)
     deadline = monotonic() + target.left_s if sifts else math.inf
@@ -154,11 +158,9 @@ def _first_here(
     """
     if target.number == TIP or target.hold or target.elsewhere or len(target.spans) != 1:
         return None
-    here = nodes.here
-    if not 0 < limit < INLINE_ROWS or not all(node == here for node in target.nodes.values()):
+    if not 0 < limit < INLINE_ROWS or any(node != nodes.here for node in target.nodes.values()):
         return None
-    span = target.spans[0]
-    low, high = span.low, span.high
+    low, high = target.spans[0].low, target.spans[0].high
     if after and reverse:
         high = after if high is None else min(high, after)
     elif after:
