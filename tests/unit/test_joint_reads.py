@@ -258,6 +258,21 @@ def test_slices_out_of_their_order_are_left_to_others(node: Node) -> None:
     assert reads.first(asked(number, in_order=True, slices=(2, 1), reverse=True, count=12)) is None
 
 
+def test_many_slices_in_order_of_rows_that_were_removed_are_left_to_others(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them is bounded; so are all."""
+    reads, looked_at = reads_of(node), []
+
+    def nothing(_: JointRead, slices: tuple[int, ...], __: int) -> object:
+        looked_at.append(slices)
+        return [], {slices[0]: 1_000}, {}
+
+    monkeypatch.setattr(reads, "_read", nothing)
+    assert reads.first(asked(1, in_order=True, slices=tuple(range(64)))) is None
+    assert len(looked_at) * 1_000 <= joint.IN_VAIN + 1_000
+
+
 def test_it_tells_how_far_slices_are(node: Node) -> None:
     number = node.commit(*range(30))
     reads = reads_of(node)

@@ -29,6 +29,9 @@ from keytide.catalog.catalog import Catalog
 REMEMBERED: Final = 64
 """Snapshots of a node that are remembered: then the oldest ones are forgotten."""
 
+IN_VAIN: Final = 4_000
+"""Rows that are looked at in slices one after the other, beside those that are found: a few milliseconds."""
+
 _Found = tuple[list[Entry], dict[int, int], Mapping[int, SliceReply]]
 """The first three of `JointPage`."""
 _Key = tuple[str, tuple[int, ...], int, int]
@@ -104,6 +107,8 @@ class JointReads:
             replies.update(found[2])
             if len(entries) >= asked.count:
                 break
+            if sum(read.values()) - len(entries) > IN_VAIN:
+                return None
         return entries, read, replies
 
     def _read(self, asked: JointRead, slices: tuple[int, ...], count: int) -> _Found | None:
