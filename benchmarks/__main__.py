@@ -18,6 +18,7 @@ from benchmarks import (
     building,
     bulk,
     catching_up,
+    cost,
     foreground,
     hash_indexes,
     hot_partition,
@@ -28,6 +29,7 @@ from benchmarks import (
     peers,
     recovery,
     scale,
+    scan_load,
     spatial,
     stress,
     throughput,
@@ -38,6 +40,7 @@ ALL: dict[str, Callable[..., Result]] = {
     "live": throughput.live,
     "churn": throughput.churn,
     "indexes": throughput.indexes,
+    "cost": cost.cost,
     "backfill": building.backfill,
     "bulk": building.bulk,
     "relayout": building.relayout,
@@ -47,6 +50,7 @@ ALL: dict[str, Callable[..., Result]] = {
     "foreground": foreground.foreground,
     "scan": latency.scan,
     "gather": latency.gather,
+    "scan-load": scan_load.scan_load,
     "scan-under-load": latency.scan_under_load,
     "noisy-neighbour": noisy.noisy_neighbour,
     "freshness": latency.freshness,
@@ -93,6 +97,8 @@ def main() -> int:
         with stress.busy(arguments.busy):
             if arguments.times == 1 and not arguments.busy:
                 done = [one()]
+                for line in done[0].behind_kept():
+                    say(line)
                 done[0].save()
             else:  # (figures of a machine that is busy are not kept)
                 done, lost = stress.rounds(name, arguments.times, one, arguments.logs)

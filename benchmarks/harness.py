@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import psutil
 from confluent_kafka import Consumer, TopicPartition
@@ -35,6 +35,8 @@ from keytide.errors import CallerError
 
 RESULTS = Path(__file__).parent / "results"
 READY_LIMIT_S = 600.0
+REGRESSION: Final = 0.15
+"""By so much a ratio may be worse than the kept one: runs on one machine differ by as much."""
 
 
 def progress_line(text: str) -> None:
@@ -76,6 +78,17 @@ class Result:
             "notes": self.notes,
         }
 
+    def behind_kept(self) -> list[str]:
+        """What to say of ratios to a peer in the same run (`ratio_*`; larger is better) that are more than
+        `REGRESSION` below those that are kept."""
+        path = RESULTS / f"{self.name}.json"
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        return [
+            f"{self.name}: {name} is {value:.3f}, and was {kept[name]:.3f}: a regression"
+            for name, value in self.figures.items()
+            if name.startswith("ratio_") and value < kept.get(name, 0.0) * (1 - REGRESSION)
+        ]
+
     def save(self) -> None:
         """Write the figures with the machine's state to `benchmarks/results/`."""
         RESULTS.mkdir(exist_ok=True)
@@ -116,6 +129,9 @@ class Bench:
         settings: as environment variables.
         supervise: start parts again that die.
         coordinators: processes, of which one leads.
+
+    Attributes:
+        folder: everything of the cluster, while it runs.
     """
 
     def __init__(
@@ -125,12 +141,12 @@ class Bench:
         supervise: bool = True,
         coordinators: int = 1,
     ) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="keytide-bench-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="keytide-bench-"))
         patient = {
             "KEYTIDE_PROJECTOR__SESSION_TIMEOUT_MS": "300000"
         }  # a projector is stopped while the topic is filled
         self.cluster = LocalCluster(
-            self._folder,
+            self.folder,
             nodes=nodes,
             coordinators=coordinators,
             settings={**patient, **(settings or {})},
@@ -142,7 +158,7 @@ class Bench:
         try:
             self.cluster.start()
         except BaseException:
-            _look(self._folder, True)
+            _look(self.folder, True)
             raise
         self.admin = Admin(self.cluster.coordinator_urls)
         self.client = Client(self.cluster.node_urls[0])
@@ -152,9 +168,9 @@ class Bench:
         self.client.close()
         self.cluster.stop()
         try:
-            _look(self._folder, kind is not None)
+            _look(self.folder, kind is not None)
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def bootstrap(self) -> str:

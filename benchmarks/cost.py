@@ -1,0 +1,80 @@
+"""What a million documents cost: seconds of a processor in each part, bytes in Kafka and on the nodes' disks.
+
+Documents are indexed live, first by one index, then by five, each in a cluster of its own. Processor seconds
+are those of the stretch from the first document that the projector reads to a stable scan that has all; disks
+are looked at then, blocks that are really taken: deltas that are folded later are in them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Final
+
+from benchmarks.documents import PARTITIONS, load
+from benchmarks.harness import Bench, Result, machine_state, say
+from benchmarks.throughput import BY_CITY, FIVE, MILLION, TOPIC, check_count
+
+_PARTITION: Final = re.compile(r"(.+)-\d+")
+"""A folder of Kafka's: a topic, and one of its partitions."""
+
+
+def cost(documents: int = MILLION) -> Result:
+    """Processor seconds and bytes for a million documents, by part, with one index and with five."""
+    result = Result("cost", machine=machine_state())
+    result.sizes = {"documents": documents, "partitions": PARTITIONS, "slices": 8, "nodes": 2}
+    for statements in ((BY_CITY,), FIVE):
+        _of(result, statements, documents)
+    return result
+
+
+def _of(result: Result, statements: tuple[str, ...], documents: int) -> None:
+    """Add the figures with so many indexes; their names begin with the number of indexes."""
+    many, names = len(statements), [statement.split()[2] for statement in statements]
+    with Bench() as bench:
+        bench.make_topic(TOPIC, PARTITIONS)
+        for statement in statements:
+            bench.create_index(statement)
+        bench.pause()
+        load(bench.bootstrap, TOPIC, range(documents))
+        ends, before = bench.ends(TOPIC), taken(bench.folder)
+        with bench.measured(result):
+            began = time.monotonic()
+            bench.resume()
+            for name in names:
+                bench.wait_indexed(name, ends)
+            seconds = time.monotonic() - began
+        for name in names:
+            if "UNNEST" not in statements[names.index(name)]:
+                check_count(bench, name, documents)
+        after = taken(bench.folder)
+    millions, whole = documents / MILLION, result.figures.pop("cpu_seconds")
+    used = {
+        "cpu_s": {part: whole * share for part, share in result.shares.items() if part != "benchmark"},
+        "mb": {what: (after[what] - before[what]) / 1e6 for what in after},
+    }
+    for kind, by_part in used.items():
+        shown = {part: round(value / millions, 1) for part, value in by_part.items()}
+        result.sizes[f"{kind}_per_million_by_{many}"] = shown
+        result.figures[f"indexes_{many}_{kind}_per_million"] = round(sum(by_part.values()) / millions, 1)
+    result.figures[f"indexes_{many}_documents_per_s"] = round(documents / seconds)
+    say(f"{many} indexes, each million: {result.sizes[f'cpu_s_per_million_by_{many}']} s of a processor")
+    say(f"{many} indexes, each million: {result.sizes[f'mb_per_million_by_{many}']} MB")
+
+
+def taken(folder: Path) -> dict[str, int]:
+    """Bytes that are taken of disks below a cluster's folder: by topic, and by node."""
+    found: dict[str, int] = defaultdict(int)
+    for at, _, files in os.walk(folder):
+        parts = Path(at).relative_to(folder).parts
+        topic = _PARTITION.fullmatch(parts[-1]) if len(parts) > 1 and parts[0].startswith("kafka") else None
+        what = f"topic {topic.group(1)}" if topic else (parts[0] if parts else "cluster")
+        for name in files:
+            try:
+                found[what] += os.stat(os.path.join(at, name)).st_blocks * 512
+            except FileNotFoundError:
+                pass  # (segments and deltas come and go)
+    return defaultdict(int, found)

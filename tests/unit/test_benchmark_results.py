@@ -1,0 +1,74 @@
+"""What benchmarks say of their figures, and what they take for used."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from benchmarks import harness
+from benchmarks.cost import taken
+from benchmarks.harness import Result
+from benchmarks.scan_load import open_loop
+
+
+def test_a_ratio_that_is_much_worse_than_the_kept_one_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    first = Result("scan-load", figures={"ratio_c1": 0.2, "ratio_c16": 0.1, "c1_per_s": 900})
+    assert first.behind_kept() == [], "nothing is kept yet"
+    first.save()
+    slower = Result(
+        "scan-load", figures={"ratio_c1": 0.165, "ratio_c16": 0.09, "c1_per_s": 100, "ratio_c64": 1}
+    )
+    (told,) = slower.behind_kept()
+    assert "ratio_c1 is 0.165, and was 0.200" in told
+
+
+def test_what_disks_hold_is_counted_by_topic_and_node(tmp_path: Path) -> None:
+    for place, size in (
+        ("kafka/data/t.mutations.i-1-0/0.log", 8_192),
+        ("kafka/data/t.mutations.i-1-1/0.log", 4_096),
+        ("kafka/data/meta.properties", 4_096),
+        ("node-1/slices/i-1-0/base", 12_288),
+    ):
+        path = tmp_path / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * size)
+    assert taken(tmp_path) == {"topic t.mutations.i-1": 12_288, "kafka": 4_096, "node-1": 12_288}
+    assert taken(tmp_path)["of nobody"] == 0
+
+
+def test_what_is_asked_at_a_rate_counts_from_when_it_was_due() -> None:
+    """A server that stands still for half a second makes all late that are due meanwhile."""
+
+    async def test() -> dict[str, float]:
+        answered = 0
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal answered
+            while not reader.at_eof():
+                try:
+                    head = await reader.readuntil(b"\r\n\r\n")
+                except asyncio.IncompleteReadError:
+                    break
+                await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+                answered += 1
+                if answered == 20:
+                    await asyncio.sleep(0.5)
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        found = await open_loop(f"http://127.0.0.1:{port}", per_second=40, connections=1, seconds=1)
+        server.close()
+        await asyncio.sleep(0)
+        return found
+
+    found = asyncio.run(test())
+    assert found["p99_ms"] > 450
+    assert found["p95_ms"] > 300, "those behind it were late as well"
+    assert "failed" not in found
