@@ -54,7 +54,7 @@ def _of(result: Result, statements: tuple[str, ...], documents: int) -> None:
     millions, whole = documents / MILLION, result.figures.pop("cpu_seconds")
     used = {
         "cpu_s": {part: whole * share for part, share in result.shares.items() if part != "benchmark"},
-        "mb": {what: (after[what] - before[what]) / 1e6 for what in after},
+        "mb": {what: (size - before[what]) / 1e6 for what, size in after.items() if size > before[what]},
     }
     for kind, by_part in used.items():
         shown = {part: round(value / millions, 1) for part, value in by_part.items()}
