@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Final
 
-from benchmarks.documents import PARTITIONS, load
+from benchmarks.documents import PARTITIONS
 from benchmarks.harness import Bench, Result, machine_state, say
-from benchmarks.throughput import BY_CITY, FIVE, MILLION, TOPIC, check_count
+from benchmarks.throughput import BY_CITY, FIVE, MILLION, TOPIC, check_count, fill, replayed
 
 _PARTITION: Final = re.compile(r"(.+)-\d+")
 """A folder of Kafka's: a topic, and one of its partitions."""
@@ -38,17 +37,11 @@ def _of(result: Result, statements: tuple[str, ...], documents: int) -> None:
         bench.make_topic(TOPIC, PARTITIONS)
         for statement in statements:
             bench.create_index(statement)
-        bench.pause()
-        load(bench.bootstrap, TOPIC, range(documents))
-        ends, before = bench.ends(TOPIC), taken(bench.folder)
-        with bench.measured(result):
-            began = time.monotonic()
-            bench.resume()
-            for name in names:
-                bench.wait_indexed(name, ends)
-            seconds = time.monotonic() - began
-        for name in names:
-            if "UNNEST" not in statements[names.index(name)]:
+        fill(bench, range(documents))
+        before = taken(bench.folder)
+        seconds = replayed(bench, result, names)
+        for name, statement in zip(names, statements, strict=True):
+            if "UNNEST" not in statement:
                 check_count(bench, name, documents)
         after = taken(bench.folder)
     millions, whole = documents / MILLION, result.figures.pop("cpu_seconds")
@@ -77,4 +70,4 @@ def taken(folder: Path) -> dict[str, int]:
                 found[what] += os.stat(os.path.join(at, name)).st_blocks * 512
             except FileNotFoundError:
                 pass  # (segments and deltas come and go)
-    return defaultdict(int, found)
+    return found

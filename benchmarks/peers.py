@@ -68,15 +68,8 @@ def peers(documents: int = MILLION) -> Result:
         seconds = (build["finished_at"] - (build.get("first_read_at") or build["started_at"])) / 1000
         result.figures["documents_per_s"] = round(documents / seconds)
         say(f"keytide: {result.figures['documents_per_s']:,} documents/s")
-        for name, child in bench.cluster.services.items():
-            if child.running:  # they are idle now, but poll
-                bench.pause(name)
-        try:
+        with bench.at_rest():
             _postgres(result, bench, documents)
-        finally:
-            for name, child in bench.cluster.services.items():
-                if child.running:
-                    bench.resume(name)
     for peer in ("Kafka Streams", "Quix Streams"):
         result.notes.append(f"{peer} is not run: it is not among what Keytide installs")
     return result

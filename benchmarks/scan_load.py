@@ -83,15 +83,8 @@ def scan_load(documents: int = MILLION) -> Result:
                 _keep(result, f"c{count}", _closed(wrk, url, script, count))
             per_second = max(1, int(result.figures["c16_per_s"] * OPEN_SHARE))
             _keep(result, "open", _open(url, per_second))
-        for name, child in bench.cluster.services.items():
-            if child.running:  # they are idle now, but poll
-                bench.pause(name)
-        try:
+        with bench.at_rest():
             _postgres(result, documents, Path(folder))
-        finally:
-            for name, child in bench.cluster.services.items():
-                if child.running:
-                    bench.resume(name)
     return result
 
 
