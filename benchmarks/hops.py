@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from confluent_kafka import Consumer, TopicPartition
-
 from benchmarks.harness import Bench
-from keytide.errors import KeytideError
+from deploy.trace.stretches import Stretches
+from keytide.errors import InvariantViolationError
 from keytide.model.topics import Topics
+from keytide.settings.settings import load_settings
 from keytide.trace.logs import ControlLog, QueueLog, ReportLog
-from keytide.wire.messages import Message, decode
+from keytide.wire.messages import Message
 
 HOPS: Final = ("written", "projected", "reported", "stamped", "committed", "published", "answered")
 """Until Kafka has acknowledged the document, its segment is sent, its progress is reported (all queues have
 acknowledged), a timestamp that covers it is sent, the last slice says that it holds the number that is
 published, that number is published, the scan has answered."""
 
-_T = TypeVar("_T")
+FoundT = TypeVar("FoundT")
 
 
 class Probe(NamedTuple):
@@ -70,33 +70,23 @@ def hops(bench: Bench, probes: Sequence[Probe], cluster: str = "keytide") -> dic
     return found
 
 
-def _there(found: _T | None, end: int) -> _T:
-    assert found is not None, f"nothing reaches {end}"
+def _there(found: FoundT | None, end: int) -> FoundT:
+    if found is None:
+        raise InvariantViolationError("BenchmarkHops", f"nothing reaches {end}")
     return found
 
 
 def _read(bench: Bench, topics: Topics, index: str, keyspace: str) -> _Logs:
     logs = _Logs(QueueLog(), ReportLog(keyspace), ControlLog(keyspace, whole=True))
-    for _, at, message in _messages(bench.bootstrap, topics.mutations(index)):
-        logs.queue.read(at, message)
-    for _, at, message in _messages(bench.bootstrap, topics.reports):
-        logs.reports.read(at, message)
-    for offset, at, message in _messages(bench.bootstrap, topics.control):
-        logs.control.read(offset, at, message)
+    with Stretches(load_settings(kafka={"bootstrap": bench.bootstrap}), timeout=30) as stretches:
+
+        def messages(topic: str) -> Iterator[tuple[int, int, Message]]:
+            return stretches.messages(topic, stretches.bounds(topic)[0])
+
+        for _, at, message in messages(topics.mutations(index)):
+            logs.queue.read(at, message)
+        for _, at, message in messages(topics.reports):
+            logs.reports.read(at, message)
+        for offset, at, message in messages(topics.control):
+            logs.control.read(offset, at, message)
     return logs
-
-
-def _messages(bootstrap: str, topic: str) -> Iterator[tuple[int, int, Message]]:
-    """(offset, time, message) of partition 0, from what is kept of it to its present end."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "hops", "enable.auto.commit": False})
-    low, high = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)
-    consumer.assign([TopicPartition(topic, 0, low)])
-    position = low
-    while position < high:
-        for message in consumer.consume(1_000, 1.0):
-            position = (message.offset() or 0) + 1
-            try:
-                yield position - 1, message.timestamp()[1], decode(message.value() or b"")
-            except KeytideError:
-                continue
-    consumer.close()

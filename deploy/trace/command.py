@@ -14,8 +14,8 @@ import msgspec
 from deploy.trace.entries import IndexEntries, entries_of, looked_for
 from deploy.trace.logs import LogSearch
 from deploy.trace.rendering import show
-from deploy.trace.source import Say, newest_record
-from deploy.trace.stretches import Stretches
+from deploy.trace.source import newest_record
+from deploy.trace.stretches import Say, Stretches
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
 from keytide.catalog.records import IndexRecord

@@ -9,16 +9,16 @@ the projector stands, how copies are) is at the ends of `control` and `reports`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from deploy.trace.stretches import Stretch, Stretches
+from deploy.trace.stretches import Say, Stretch, Stretches
 from keytide.catalog.history import History
 from keytide.errors import KeytideError
 from keytide.model.topics import Topics
 from keytide.trace.logs import ControlLog, NumberedTimestamp, QueueLog, ReportLog
 from keytide.trace.records import SourceRecord, TracedIndex
-from keytide.wire.messages import Message, StabilityTimestamp, decode
+from keytide.wire.messages import StabilityTimestamp
 from keytide.wire.parts import Assembler
 
 HALVED_TO: Final = 200
@@ -37,8 +37,6 @@ AFTER_MS: Final = 10_000
 """Copies that say later than this that they hold the number are looked for at the end of `reports` alone."""
 PRESENT_MS: Final = 7_000
 """Nodes say everything of their slices every five seconds."""
-
-Say = Callable[[str], None]
 
 
 class LogSearch:
@@ -80,13 +78,13 @@ class LogSearch:
             start = max(low, min(start, high - TAIL))
         log = ControlLog(self._keyspace, self._history, whole=start == 0)
         position = start
-        for offset, at, message in self._messages(topic, start, high):
+        for offset, at, message in self._stretches.messages(topic, (start, high)):
             log.read(offset, at, message)
             position = offset + 1
             stamp = log.covering(record.partition, record.end)
             if stamp is not None and all(log.published[one.id].first(stamp.number) for one in ready):
                 break
-        for offset, at, message in self._messages(topic, max(position, high - TAIL), high):
+        for offset, at, message in self._stretches.messages(topic, (max(position, high - TAIL), high)):
             log.read(offset, at, message)
         return log
 
@@ -111,7 +109,7 @@ class LogSearch:
         return low, covered
 
     def _stamps(self, topic: str, start: int, end: int) -> Iterator[tuple[int, StabilityTimestamp]]:
-        for offset, _, message in self._messages(topic, start, end):
+        for offset, _, message in self._stretches.messages(topic, (start, end)):
             if (
                 isinstance(message, StabilityTimestamp)
                 and message.keyspace == self._keyspace
@@ -142,7 +140,7 @@ class LogSearch:
                 break
             back *= FURTHER
         present = self._stretches.at(topic, self._now - PRESENT_MS, bounds)[0]
-        for _, at, message in self._messages(topic, max(position, present), bounds[0][1]):
+        for _, at, message in self._stretches.messages(topic, (max(position, present), bounds[0][1])):
             log.read(at, message)
         return log
 
@@ -172,7 +170,7 @@ class LogSearch:
             for node in nodes
         ]
         position = stretch[0]
-        for offset, at, message in self._messages(topic, *stretch):
+        for offset, at, message in self._stretches.messages(topic, stretch):
             log.read(at, message)
             position = offset + 1
             if stamp is None or at < stamp.at:
@@ -248,12 +246,3 @@ class LogSearch:
         what it says."""
         likely = around - LATE_MS <= self._record.time <= around + CLOCKS_MS
         return self._record.time - CLOCKS_MS if likely else around - BACK_MS
-
-    def _messages(self, topic: str, start: int, end: int) -> Iterator[tuple[int, int, Message]]:
-        """(offset, time, message) of partition 0."""
-        for message in self._stretches.read(topic, {0: (start, end)}):
-            try:
-                decoded = decode(message.value() or b"")
-            except KeytideError:
-                continue  # of a release that this one does not know
-            yield message.offset() or 0, message.timestamp()[1], decoded

@@ -3,12 +3,12 @@ nobody but its producer knows which one a document is in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
 
-from deploy.trace.stretches import Stretch, Stretches
+from deploy.trace.stretches import Say, Stretch, Stretches
 from keytide.errors import CallerError
 from keytide.trace.records import SourceRecord
 
@@ -16,8 +16,8 @@ FIRST_STRETCH: Final = 2_000
 """Offsets of each partition that are looked at first; then five times as many in each round."""
 GROWTH: Final = 5
 LONGEST_STRETCH: Final = 200_000
-
-Say = Callable[[str], None]
+TOLD_EVERY: Final = 5_000
+"""Records between two words of how far it is."""
 
 
 class FoundRecord(NamedTuple):
@@ -97,15 +97,12 @@ def _search(
         for count, message in enumerate(stretches.read(keyspace, round_)):
             if message.key() == key:
                 found[message.partition() or 0] = _found(message, key)
-            if count % AT_A_TIME == 0:
+            if count % TOLD_EVERY == 0:
                 back = max(bounds[number][1] - low for number, (low, _) in round_.items())
                 say(f"looking for it in the last {back:,} offsets of each partition: {count:,} records read")
         ends = {number: low for number, (low, _) in round_.items()}
         size = min(size * GROWTH, LONGEST_STRETCH)
     return found
-
-
-AT_A_TIME: Final = 5_000
 
 
 def _found(message: Message, key: bytes) -> FoundRecord:

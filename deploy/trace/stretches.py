@@ -6,17 +6,21 @@ One consumer for all of them, outside of any group. Times are milliseconds since
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from keytide.errors import KeytideError
 from keytide.kafka.admin import KafkaUnavailableError, TopicInfo, admin, describe_topics, list_offsets
 from keytide.kafka.topics import consumer, drain
 from keytide.settings.settings import Settings
+from keytide.wire import messages
 
 Stretch = tuple[int, int]
 """First offset, and the one behind the last."""
+Say = Callable[[str], None]
+"""Is told what is being read."""
 
 AT_ONCE: Final = 1_000
 POLL_S: Final = 0.2
@@ -113,3 +117,13 @@ class Stretches:
                     del open_[number]
                     self._consumer.incremental_unassign([TopicPartition(topic, number)])
         self._consumer.unassign()
+
+    def messages(self, topic: str, stretch: Stretch) -> Iterator[tuple[int, int, messages.Message]]:
+        """(offset, time, message) of partition 0 of one of Keytide's own topics; without those of a release
+        that this one does not know. Raises as `read`."""
+        for record in self.read(topic, {0: stretch}):
+            try:
+                message = messages.decode(record.value() or b"")
+            except KeytideError:
+                continue
+            yield record.offset() or 0, record.timestamp()[1], message
