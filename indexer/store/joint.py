@@ -13,9 +13,9 @@ Of the oldest level a cursor gives at first what its slice has of the answer, ve
 spread evenly; of newer ones, which have less as a rule, a few rows, and more up to the bound, but hardly more
 than of the oldest: a young slice has nearly all of its rows in a newer one, which is then the bound.
 
-A page of 100 rows from eight slices of two levels takes a third of what it takes slice by slice (measured).
-Nothing is waited for, so all that is read is bounded: where many rows were removed, or slices are far from
-even, the answer is None, and the long way (`StoreSnapshot.rows_of`) reads what is wanted.
+A page of 100 rows from eight slices of two levels takes less than half of what it takes slice by slice
+(measured). Nothing is waited for, so all that is read is bounded: where many rows were removed, or slices are
+far from even, the answer is None, and the long way (`StoreSnapshot.rows_of`) reads what is wanted.
 """
 
 from __future__ import annotations

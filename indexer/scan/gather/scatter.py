@@ -245,6 +245,7 @@ class SliceAnswers:
     rounds: int = 0
 
     def timestamps(self) -> list[Timestamp]:
+        """Of each slice's snapshot."""
         return [reply.timestamp for reply in self.replies.values()]
 
     def kept_everywhere(self, target: Target) -> bool:

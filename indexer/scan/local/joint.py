@@ -114,21 +114,20 @@ class JointReads:
     def _read(self, asked: JointRead, slices: tuple[int, ...], count: int) -> _Found | None:
         """The first entries of some of the slices."""
         key = (asked.index, slices, asked.number, asked.incarnation)
+        known = self._known.get(key)
         try:
-            for known in (self._known.get(key), None):
-                one = known if known is not None and self._holds(known) else self._look_up(key)
-                found = (
-                    None if one is None else one.snapshot.first(asked.low, asked.high, asked.reverse, count)
-                )
-                if one is not None and found is not None:
-                    entries, read = found
-                    return entries, dict(zip(slices, read, strict=True)), self._replies(key, one)
-                if one is not known:
-                    break
+            found = None
+            if known is not None and self._holds(known):
+                found = known.snapshot.first(asked.low, asked.high, asked.reverse, count)
+            if found is None and (known := self._look_up(key)) is not None:
+                found = known.snapshot.first(asked.low, asked.high, asked.reverse, count)
         except StoreDamagedError:
-            pass  # the slice's ring knows, and gives nothing out: whoever reads it alone is told why
-        self._known.pop(key, None)
-        return None
+            found = None  # the slice's ring knows, and gives nothing out: whoever reads it alone is told why
+        if known is None or found is None:
+            self._known.pop(key, None)
+            return None
+        entries, read = found
+        return entries, dict(zip(slices, read, strict=True)), self._replies(key, known)
 
     def _replies(self, key: _Key, one: _LookedUp) -> Mapping[int, SliceReply]:
         """What the slices say: the same as last time, unless one has committed since."""
