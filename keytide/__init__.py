@@ -25,7 +25,7 @@ __all__ = ["AsyncClient", "Client", "Writes"]
 
 
 def __getattr__(name: str) -> Any:
-    """`from keytide import Client`, without making every service that imports the vocabulary load httpx."""
+    """`from keytide import Client`, without making every service that imports the vocabulary load HTTP."""
     if name in __all__:
         from keytide import client
 

@@ -17,7 +17,9 @@ A `Client` may be used by several threads, an `AsyncClient` by all tasks of one 
 back (`Scan`, `Query`, `Tail`, held snapshots) belongs to the one that asked for it, and is read once.
 
     protocol          what a client does, without I/O: requests, answers, steps, streams (pure)
-    transports        carry it out with httpx, by waiting or on an event loop
+    transports        carry it out, by waiting or on an event loop, over
+      with_urllib3, with_aiohttp   those of urllib3 and aiohttp, or
+      with_httpx                   those of httpx, for proxies and transports that are given
     session           what the client has seen
     waiting           one method for both: by waiting, or awaited
     client, results   the two clients, and what they give back

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
-import httpx
-
+from keytide.client.protocol.addresses import NodeAddresses
 from keytide.client.protocol.answers import Aggregate, Count, IndexName, Page
-from keytide.client.protocol.calls import Disconnect, Flow, NodeAddresses
+from keytide.client.protocol.calls import Disconnect, Flow
 from keytide.client.protocol.flows import Core
 from keytide.client.protocol.options import (
     AggregateOptions,
@@ -38,6 +37,9 @@ from keytide.client.results import (
 from keytide.client.session import Session
 from keytide.client.transports import AsyncShell, Shell
 from keytide.client.waiting import AsyncContext, FlowMethod, SyncContext
+
+if TYPE_CHECKING:
+    import httpx
 
 ScanT = TypeVar("ScanT", bound=BaseScan)
 QueryT = TypeVar("QueryT", bound=BaseQuery)
@@ -220,7 +222,7 @@ class Client(BaseClient[Scan, Query, HeldSnapshot, Tail], SyncContext):
         token: API token, if the cluster has any.
         retries: how often a request is tried again, where that may help. Reading changes nothing, so all
             requests are safe to be tried again.
-        transport, sleep: for tests.
+        transport: of httpx, to reach nodes by in place of urllib3 or aiohttp; sleep: for tests.
         answer_s: how long nothing may come back at most: a request whose own time-out is longer is given up
             then, too. None for no such limit.
         tls_authority: file of certificates (PEM) to trust, and no others; "" for what

@@ -1,15 +1,16 @@
-"""The two shells: they carry flows out with httpx, one by waiting, one with asyncio."""
+"""The two shells: they carry flows out, one by waiting, one with asyncio. What connections do they leave to
+`with_urllib3` and `with_aiohttp`, or to `with_httpx`. Each is loaded when it is needed."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from typing import Any, TypeVar
-
-import httpx
+import os
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 from keytide.client.protocol.answers import MisuseError, problem
 from keytide.client.protocol.calls import (
-    ANSWER_S,
     Close,
     Disconnect,
     Flow,
@@ -22,14 +23,45 @@ from keytide.client.protocol.calls import (
     Step,
 )
 from keytide.client.protocol.flows import Core
+from keytide.client.protocol.reaching import Origin
 from keytide.errors import KeytideError
 from keytide.http.bearer import bearer
-from keytide.http.tls import trusted
+from keytide.http.tls import AUTHORITY_VARIABLE, trusted
+
+if TYPE_CHECKING:
+    import httpx
 
 ResultT = TypeVar("ResultT")
-_LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=60.0)
-"""Unused connections are kept for less long than servers keep them (`http.idle_timeout_s`)."""
-_BROKEN = (httpx.HTTPError, httpx.StreamError)
+
+
+class Connections(Protocol):
+    """What the shell that waits asks of connections."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    def call(self, call: HttpCall, seconds: float) -> HttpReply | NoReply: ...
+
+    def read(self, body: Any) -> bytes | NoReply: ...
+
+    def leave(self, body: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class AwaitedConnections(Protocol):
+    """What the shell on an event loop asks of them."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    async def call(self, call: HttpCall, seconds: float) -> HttpReply | NoReply: ...
+
+    async def read(self, body: Any) -> bytes | NoReply: ...
+
+    async def leave(self, body: Any) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 class Shell:
@@ -38,6 +70,7 @@ class Shell:
     Args:
         core: what the flows share.
         token: API token, "" for none.
+        transport: of httpx, to reach nodes by; None for urllib3 and aiohttp.
         sleep: takes seconds.
         answer_s: how long nothing may come back at most, whatever a request asks for; None for no such limit.
     """
@@ -53,10 +86,17 @@ class Shell:
     ) -> None:
         self.core = core
         self._answer_s = answer_s
-        self._http = httpx.Client(
-            headers=bearer(token), transport=transport, verify=trusted(tls_authority), limits=_LIMITS
-        )
         self._sleep = sleep
+        headers, urls = bearer(token), core.nodes.urls
+        self._connections: Connections
+        if transport is None and not _behind_proxy(urls):
+            from keytide.client.with_urllib3 import Urllib3Connections
+
+            self._connections = Urllib3Connections(*_reached(urls, headers, tls_authority))
+        else:
+            from keytide.client.with_httpx import HttpxConnections
+
+            self._connections = HttpxConnections(headers, tls_authority, transport)
 
     def run(self, flow: Flow[ResultT]) -> ResultT:
         """The flow's result."""
@@ -72,43 +112,18 @@ class Shell:
     def _do(self, step: Step) -> Outcome:
         match step:
             case HttpCall():
-                return self._call(step)
+                if self._connections.closed:
+                    raise _closed()
+                return self._connections.call(step, _seconds(step, self._answer_s))
             case Read(body):
-                return _read(body)
-            case Close((response, _)):
-                response.close()
+                return self._connections.read(body)
+            case Close(body):
+                self._connections.leave(body)
             case Disconnect():
-                self._http.close()
+                self._connections.close()
             case RetryPause(seconds):
                 self._sleep(seconds)
         return None
-
-    def _call(self, call: HttpCall) -> HttpReply | NoReply:
-        if self._http.is_closed:
-            raise _closed()
-        try:
-            response = self._http.send(_request(self._http, call, self._answer_s), stream=True)
-            if _stays_open(response, call):
-                return _reply(response, call, (response, response.iter_bytes()))
-            try:
-                response.read()
-            finally:
-                response.close()
-        except httpx.HTTPError as error:
-            return _failure(error, _seconds(call, self._answer_s))
-        return _reply(response, call)
-
-
-def _read(body: tuple[httpx.Response, Iterator[bytes]]) -> bytes | NoReply:
-    response, chunks = body
-    try:
-        return next(filter(None, chunks), b"")
-    except _BROKEN as error:
-        response.close()
-        return _failure(error)
-    except BaseException:
-        response.close()
-        raise
 
 
 class AsyncShell:
@@ -125,10 +140,17 @@ class AsyncShell:
     ) -> None:
         self.core = core
         self._answer_s = answer_s
-        self._http = httpx.AsyncClient(
-            headers=bearer(token), transport=transport, verify=trusted(tls_authority), limits=_LIMITS
-        )
         self._sleep = sleep
+        headers, urls = bearer(token), core.nodes.urls
+        self._connections: AwaitedConnections
+        if transport is None and not _behind_proxy(urls):
+            from keytide.client.with_aiohttp import AiohttpConnections
+
+            self._connections = AiohttpConnections(*_reached(urls, headers, tls_authority))
+        else:
+            from keytide.client.with_httpx import AsyncHttpxConnections
+
+            self._connections = AsyncHttpxConnections(headers, tls_authority, transport)
 
     async def run(self, flow: Flow[ResultT]) -> ResultT:
         """The flow's result."""
@@ -144,84 +166,63 @@ class AsyncShell:
     async def _do(self, step: Step) -> Outcome:
         match step:
             case HttpCall():
-                return await self._call(step)
+                if self._connections.closed:
+                    raise _closed()
+                return await self._connections.call(step, _seconds(step, self._answer_s))
             case Read(body):
-                return await _read_async(body)
-            case Close((response, chunks)):
-                await chunks.aclose()
-                await response.aclose()
+                return await self._connections.read(body)
+            case Close(body):
+                await self._connections.leave(body)
             case Disconnect():
-                await self._http.aclose()
+                await self._connections.close()
             case RetryPause(seconds):
                 await self._sleep(seconds)
         return None
 
-    async def _call(self, call: HttpCall) -> HttpReply | NoReply:
-        if self._http.is_closed:
-            raise _closed()
-        try:
-            response = await self._http.send(_request(self._http, call, self._answer_s), stream=True)
-            if _stays_open(response, call):
-                return _reply(response, call, (response, response.aiter_bytes()))
-            try:
-                await response.aread()
-            finally:
-                await response.aclose()
-        except httpx.HTTPError as error:
-            return _failure(error, _seconds(call, self._answer_s))
-        return _reply(response, call)
+
+class AnsweredRequest(Protocol):
+    """A response of httpx, as far as `problem_error` looks at it."""
+
+    @property
+    def status_code(self) -> int: ...
+
+    @property
+    def content(self) -> bytes: ...
+
+    @property
+    def reason_phrase(self) -> str: ...
 
 
-async def _read_async(body: tuple[httpx.Response, AsyncGenerator[bytes, None]]) -> bytes | NoReply:
-    response, chunks = body
-    try:
-        async for chunk in chunks:
-            if chunk:
-                return chunk
-    except _BROKEN as error:
-        await response.aclose()
-        return _failure(error)
-    except BaseException:
-        await response.aclose()
-        raise
-    return b""
-
-
-def _request(http: httpx.Client | httpx.AsyncClient, call: HttpCall, answer_s: float | None) -> httpx.Request:
-    seconds = _seconds(call, answer_s)
-    timeout = httpx.Timeout(seconds, connect=min(ANSWER_S, seconds))
-    return http.build_request(
-        call.method, call.url, content=call.content, headers=dict(call.headers), timeout=timeout
-    )
+def problem_error(response: AnsweredRequest) -> KeytideError:
+    """The error in a response of httpx, for clients of other servers of Keytide."""
+    return problem(response.status_code, response.content, response.reason_phrase)
 
 
 def _seconds(call: HttpCall, answer_s: float | None) -> float:
     return call.seconds if answer_s is None else min(answer_s, call.seconds)
 
 
-def _stays_open(response: httpx.Response, call: HttpCall) -> bool:
-    return call.stream and response.status_code == 200
+def _reached(
+    urls: Sequence[str], headers: Mapping[str, str], authority: str
+) -> tuple[dict[str, Origin], ssl.SSLContext | None]:
+    """Where nodes are, and what is trusted: read only if one of them serves TLS, or an authority is named."""
+    origins = {url: Origin.of(url, headers) for url in urls}
+    wanted = authority or os.environ.get(AUTHORITY_VARIABLE) or any(one.secure for one in origins.values())
+    return origins, trusted(authority) if wanted else None
 
 
-def _reply(response: httpx.Response, call: HttpCall, body: Any = None) -> HttpReply:
-    """An answer, whose body was read unless it is given as `body`."""
-    content = response.content if body is None else b""
-    return HttpReply(call.url, response.status_code, response.headers, content, response.reason_phrase, body)
+def _behind_proxy(urls: Sequence[str]) -> bool:
+    """Whether the environment names a proxy for one of the nodes."""
+    if not any(name.lower().endswith("_proxy") for name in os.environ):
+        return False
+    from urllib.request import getproxies, proxy_bypass
 
-
-def _failure(error: Exception, seconds: float | None = None) -> NoReply:
-    """Why there is no answer; `seconds` were waited for one."""
-    if isinstance(error, httpx.PoolTimeout):
-        return NoReply(type(error).__name__, busy=True)
-    if isinstance(error, httpx.TimeoutException):
-        waited = "" if seconds is None else f", {seconds:g} s"
-        return NoReply(f"{type(error).__name__}{waited}", slow=True)
-    return NoReply(str(error) or type(error).__name__)
-
-
-def problem_error(response: httpx.Response) -> KeytideError:
-    """The error in a response, for clients of other servers of Keytide."""
-    return problem(response.status_code, response.content, response.reason_phrase)
+    proxies = getproxies()
+    parts = [urlsplit(url) for url in urls]
+    return any(
+        (one.scheme in proxies or "all" in proxies) and not proxy_bypass(one.netloc.rpartition("@")[2])
+        for one in parts
+    )
 
 
 def _closed() -> MisuseError:

@@ -143,10 +143,12 @@ class SyncIterator(SyncFace, Generic[ItemT]):
         return self
 
     def __next__(self) -> ItemT:
-        if not self._items:
+        try:
+            return self._items.popleft()
+        except IndexError:
             self._shell.run(self._fetch())
-            if not self._items:
-                raise StopIteration
+        if not self._items:
+            raise StopIteration
         return self._items.popleft()
 
 
@@ -162,10 +164,12 @@ class AsyncIterator(AsyncFace, Generic[ItemT]):
         return self
 
     async def __anext__(self) -> ItemT:
-        if not self._items:
+        try:
+            return self._items.popleft()
+        except IndexError:
             await self._shell.run(self._fetch())
-            if not self._items:
-                raise StopAsyncIteration
+        if not self._items:
+            raise StopAsyncIteration
         return self._items.popleft()
 
 

@@ -3,6 +3,7 @@ what clients trust: wrong authorities, expired and renewed certificates, old ver
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import ssl
@@ -12,14 +13,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
 
 from keytide.catalog.records import JobRecord, NodeRecord
 from keytide.cli.admin import CERTIFICATE_STEP, Admin
-from keytide.client import Client
+from keytide.client import AsyncClient, Client
 from keytide.errors import ConfigurationError, RetryableError
 from keytide.http.tls import AUTHORITY_VARIABLE, trusted
 from keytide.serving.server import server_of
@@ -27,9 +28,8 @@ from keytide.settings.settings import SecuritySettings, load_settings
 from streaming.slices import pins
 from streaming.verify import driver
 from tests.unit.certificates import Authority
+from tests.unit.raw_node import LIMIT_S, STREAM_HEAD, Asked, Kind, RawNode, calling, chunked, counted
 from tests.unit.scan_world import World
-
-LIMIT_S = 20.0
 
 
 def test_clients_share_what_they_trust(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +112,7 @@ def test_clients_trust_the_authority_that_is_named(
         client.indexes()
     with Client(served.url, tls_authority=str(served.authority.certificate)) as client:
         assert list(client.indexes()) == []
+    asyncio.run(_by_asyncio(served, wrong))
     (tmp_path / "k.toml").write_text(f'[security]\ntls_authority = "{served.authority.certificate}"\n')
     monkeypatch.setenv("KEYTIDE_CONFIG", str(tmp_path / "k.toml"))
     with Admin(served.url) as admin:
@@ -119,6 +120,46 @@ def test_clients_trust_the_authority_that_is_named(
     monkeypatch.setenv(AUTHORITY_VARIABLE, str(wrong.certificate))  # says more than the file
     with Admin(served.url) as admin, pytest.raises(RetryableError, match="CERTIFICATE_VERIFY"):
         admin.call("GET", "/v1/nodes")
+
+
+async def _by_asyncio(served: Served, wrong: Authority) -> None:
+    """The same by the other client."""
+    async with AsyncClient(served.url, retries=0, tls_authority=str(wrong.certificate)) as client:
+        with pytest.raises(RetryableError, match="CERTIFICATE_VERIFY"):
+            await client.indexes()
+    async with AsyncClient(served.url, tls_authority=str(served.authority.certificate)) as client:
+        assert list(await client.indexes()) == []
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_clients_do_over_tls_what_they_do_without(kind: Kind, tmp_path: Path) -> None:
+    """Connections are kept, replaced when they were ended, and ended when a stream is left."""
+    authority = Authority.made(tmp_path / "ca")
+    files = tmp_path / "tls.crt", tmp_path / "tls.key"
+    authority.sign(*files)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*files)
+
+    def react(asked: Asked, made: socket.socket) -> bytes | None:
+        if not asked.path.endswith("scan"):
+            return counted(asked.connection)
+        made.sendall(STREAM_HEAD + chunked(b'{"id":"a"}\n', end=False))
+        made.settimeout(LIMIT_S)
+        assert made.recv(1) == b""
+        node.ended.set()
+        return None
+
+    with RawNode(react, context) as node:
+        trust = str(authority.certificate)
+        with calling(kind, node.url, retries=0, tls_authority=trust) as caller:
+            assert [caller.count(), caller.count()] == [0, 0]
+            node.cut()
+            assert [caller.count(), caller.count()] == [1, 1]
+            lines = caller.client.scan("i").ndjson()
+            assert caller.next(lines) == b'{"id":"a"}\n'
+            caller.end(lines)
+            assert node.ended.wait(LIMIT_S)
+            assert caller.count() == 2
 
 
 def test_drivers_trust_the_authority_of_their_settings(

@@ -4,8 +4,7 @@ Theory of operation
 ===================
 What a client does is written once, as generators (`Flow`): they yield what is to be done (`HttpCall`, `Read`,
 `Close`, `RetryPause`, `Disconnect`), are sent what came of it (a `HttpReply`, bytes, a `NoReply`), and return
-their result. `keytide.client.transports` carries that out with httpx, in two ways of waiting, and knows
-nothing else.
+their result. `keytide.client.transports` carries that out, in two ways of waiting, and knows nothing else.
 
 Reading changes nothing, so what fails for a while is tried again: a node that cannot be reached, and what a
 node answers with `Retry-After`. The next node is asked at once; a pause is made when all of them were asked.
@@ -15,13 +14,15 @@ all the time that the caller gave has been spent on it; nor is one that says tha
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
-from urllib.parse import urlsplit
 
+import msgspec
+
+from keytide.client.protocol.addresses import NodeAddresses
 from keytide.client.protocol.answers import problem
-from keytide.errors import CallerError, KeytideError, RetryableError
+from keytide.errors import KeytideError, RetryableError
 
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
@@ -34,22 +35,23 @@ ELSEWHERE: Final = 421
 """HTTP status: others answer this, here nobody ever does."""
 
 
-@dataclass(frozen=True, slots=True)
-class HttpCall:
+class HttpCall(msgspec.Struct, frozen=True):
     """A request to send.
 
     Attributes:
-        url: where; a path until a node is chosen.
+        path: with its query string.
         seconds: how long nothing may come back.
         stream: leave a good answer's body in `HttpReply.body` to be read bit by bit.
+        node: the address of the node, "" until one is chosen.
     """
 
     method: str
-    url: str
+    path: str
     content: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
     seconds: float = DEFAULT_TIMEOUT_MS / 1000 + ANSWER_S
     stream: bool = False
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +80,12 @@ class RetryPause:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class HttpReply:
+class HttpReply(msgspec.Struct, frozen=True):
     """What a node answered.
 
     Attributes:
         url: the node's.
+        headers: by their names in lower case.
         content: the body, b"" of a stream.
         body: the open answer of a stream, to be closed by who reads it.
     """
@@ -117,32 +119,6 @@ ResultT = TypeVar("ResultT")
 Flow = Generator[Step, Outcome, ResultT]
 
 
-class NodeAddresses:
-    """The nodes' addresses, and which of them is asked first (`first`). For several threads.
-
-    Raises:
-        CallerError: no address, or something that is none.
-    """
-
-    def __init__(self, urls: str | Sequence[str]) -> None:
-        listed = [urls] if isinstance(urls, str) else list(urls)
-        if not listed:
-            raise CallerError("a client needs the URL of an indexer node", next_step=_EXAMPLE)
-        for url in listed:
-            try:
-                parts = urlsplit(url)
-                good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-            except ValueError:
-                good = False
-            if not good:
-                raise CallerError(f"{url!r} is not the address of an indexer node", next_step=_EXAMPLE)
-        self.urls: Final = [url.rstrip("/") for url in listed]
-        self.first = 0
-
-
-_EXAMPLE: Final = "give one like http://127.0.0.1:8093 (`keytide node list` shows them)"
-
-
 class Sessions(Protocol):
     """What the client has seen (`keytide.client.session`)."""
 
@@ -158,7 +134,6 @@ def ask(nodes: NodeAddresses, call: HttpCall, retries: int) -> Flow[HttpReply]:
     """Ask until a node gives a good answer.
 
     Args:
-        call: its `url` is a path.
         retries: how often all of the nodes are asked again.
 
     Raises:
@@ -176,11 +151,11 @@ def ask(nodes: NodeAddresses, call: HttpCall, retries: int) -> Flow[HttpReply]:
             if at in out:
                 continue
             url = nodes.urls[at]
-            reply = yield replace(call, url=url + call.url)
+            reply = yield msgspec.structs.replace(call, node=url)
             if isinstance(reply, HttpReply):
                 if reply.status in (200, 204):
                     nodes.first = at
-                    return replace(reply, url=url)
+                    return reply
                 said = problem(reply.status, reply.content, reply.reason)
                 if reply.status == ELSEWHERE:
                     out.add(at)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from keytide.client.protocol.addresses import NodeAddresses
 from keytide.client.protocol.answers import (
     Aggregate,
     AnswerBase,
@@ -16,7 +17,7 @@ from keytide.client.protocol.answers import (
     QueryPage,
     decode,
 )
-from keytide.client.protocol.calls import Flow, NodeAddresses, Sessions, ask
+from keytide.client.protocol.calls import Flow, Sessions, ask
 from keytide.client.protocol.requests import check_topic, delete, get, members, path, post, written_to
 from keytide.client.protocol.states import Head, QueryState, ScanState, taken
 from keytide.errors import KeytideError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -18,6 +19,7 @@ MAX_TOKENS: Final = 16
 """Of the client's own session: with more, a request that names another one sends them along, so that its
 answer takes their place. Without that every such answer would add one, for ever."""
 _JSON: Final = {"Content-Type": "application/json"}
+_encode: Final = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 
 
 def path(index: str, action: str) -> str:
@@ -25,6 +27,7 @@ def path(index: str, action: str) -> str:
     return f"/v1/indexes/{in_path(index)}/{action}"
 
 
+@lru_cache(maxsize=256)
 def in_path(name: str) -> str:
     """A name as a part of a path, whatever characters it has that mean something there.
 
@@ -118,7 +121,7 @@ def check_topic(index: str, keyspaces: Mapping[str, str], topic: str) -> None:
 
 def _json(value: Any) -> bytes:
     try:
-        return json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        return _encode(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise CallerError(
             f"the request cannot be written as JSON: {error}",
