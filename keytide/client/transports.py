@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import os
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from keytide.client.protocol.answers import MisuseError, problem
 from keytide.client.protocol.calls import (
+    Clock,
     Close,
     Disconnect,
     Flow,
@@ -119,6 +121,8 @@ class Shell:
                 return self._connections.read(body)
             case Close(body):
                 self._connections.leave(body)
+            case Clock():
+                return time.monotonic()
             case Disconnect():
                 self._connections.close()
             case RetryPause(seconds):
@@ -173,6 +177,8 @@ class AsyncShell:
                 return await self._connections.read(body)
             case Close(body):
                 await self._connections.leave(body)
+            case Clock():
+                return time.monotonic()
             case Disconnect():
                 await self._connections.close()
             case RetryPause(seconds):

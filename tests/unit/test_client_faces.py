@@ -191,13 +191,13 @@ def test_a_snapshot_that_cannot_be_given_back_is_left_to_its_lease(face: MakeFac
 NODES = ["http://a.example:1", "http://b.example:2/", "http://c.example:3"]
 
 
-def test_the_next_node_is_asked_at_once_and_kept(face: MakeFace) -> None:
+def test_the_next_node_is_asked_at_once_and_the_turns_go_on(face: MakeFace) -> None:
     node = face(
         httpx.ConnectError("refused"), refusal(503, "starting", retry_after="1"), page(), page(), url=NODES
     )
     node.do(lambda client: client.page("i"))
     node.do(lambda client: client.page("i"))
-    assert node.hosts == ["a", "b", "c", "c"]
+    assert node.hosts == ["a", "b", "c", "b"], "the second page has its own turn"
     assert node.pauses == []
 
 

@@ -3,13 +3,15 @@
 Theory of operation
 ===================
 What a client does is written once, as generators (`Flow`): they yield what is to be done (`HttpCall`, `Read`,
-`Close`, `RetryPause`, `Disconnect`), are sent what came of it (a `HttpReply`, bytes, a `NoReply`), and return
-their result. `keytide.client.transports` carries that out, in two ways of waiting, and knows nothing else.
+`Close`, `RetryPause`, `Clock`, `Disconnect`), are sent what came of it (a `HttpReply`, bytes, a `NoReply`,
+seconds), and return their result. `keytide.client.transports` carries that out, in two ways of waiting, and
+knows nothing else.
 
 Reading changes nothing, so what fails for a while is tried again: a node that cannot be reached, and what a
 node answers with `Retry-After`. The next node is asked at once; a pause is made when all of them were asked.
-A node that answers is kept. One that lets a request time out is not asked again for the same request, since
-all the time that the caller gave has been spent on it; nor is one that says that others answer what is asked.
+Which is asked first, and which is passed over for a while, is said by `keytide.client.protocol.addresses`.
+One that lets a request time out is not asked again for the same request, since all the time that the caller
+gave has been spent on it; nor is one that says that others answer what is asked.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from keytide.client.protocol.addresses import NodeAddresses
+from keytide.client.protocol.addresses import LOOK_S, NodeAddresses
 from keytide.client.protocol.answers import problem
 from keytide.errors import KeytideError, RetryableError
 
@@ -80,6 +82,11 @@ class RetryPause:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Tell the time, in seconds from any beginning."""
+
+
 class HttpReply(msgspec.Struct, frozen=True):
     """What a node answered.
 
@@ -113,8 +120,8 @@ class NoReply:
     busy: bool = False
 
 
-Step = HttpCall | Read | Close | Disconnect | RetryPause
-Outcome = HttpReply | NoReply | bytes | None
+Step = HttpCall | Read | Close | Disconnect | RetryPause | Clock
+Outcome = HttpReply | NoReply | bytes | float | None
 ResultT = TypeVar("ResultT")
 Flow = Generator[Step, Outcome, ResultT]
 
@@ -130,36 +137,40 @@ class Sessions(Protocol):
     def seen(self, sent: str | None, resets: int, token: str) -> None: ...
 
 
-def ask(nodes: NodeAddresses, call: HttpCall, retries: int) -> Flow[HttpReply]:
+def ask(nodes: NodeAddresses, call: HttpCall, retries: int, turn: int | None = None) -> Flow[HttpReply]:
     """Ask until a node gives a good answer.
 
     Args:
         retries: how often all of the nodes are asked again.
+        turn: of the result that this is a part of; None for one of its own.
 
     Raises:
         KeytideError: what the last node answered, or that none did.
     """
+    if turn is None:
+        turn = nodes.turn()
+    if nodes.resting:
+        yield from _look(nodes)
     out: set[int] = set()
     rounds = 0
     elsewhere: KeytideError | None = None
     while True:
         wait = 0.0
         error: KeytideError | None = None
-        first = nodes.first
-        for turn in range(len(nodes.urls)):
-            at = (first + turn) % len(nodes.urls)
+        for at in nodes.order(turn):
             if at in out:
                 continue
             url = nodes.urls[at]
             reply = yield msgspec.structs.replace(call, node=url)
             if isinstance(reply, HttpReply):
                 if reply.status in (200, 204):
-                    nodes.first = at
+                    nodes.answered(at)
                     return reply
                 said = problem(reply.status, reply.content, reply.reason)
                 if reply.status == ELSEWHERE:
                     out.add(at)
                     elsewhere = said
+                    yield from _rest(nodes, at, long=True)
                     continue
                 error = said
                 again = reply.headers.get("retry-after")
@@ -172,11 +183,31 @@ def ask(nodes: NodeAddresses, call: HttpCall, retries: int) -> Flow[HttpReply]:
                     raise error
                 if reply.slow:
                     out.add(at)
+                yield from _rest(nodes, at)
         if error is None or len(out) == len(nodes.urls) or rounds >= retries:
             raise error or elsewhere or _silence(", ".join(nodes.urls), NoReply("time-out", slow=True))
         pause = min(FIRST_PAUSE_S * 2.0**rounds, LONGEST_PAUSE_S)
         rounds += 1
         yield RetryPause(min(max(pause, wait), LONGEST_PAUSE_S))
+
+
+def _rest(nodes: NodeAddresses, at: int, *, long: bool = False) -> Flow[None]:
+    """Pass a node over for a while."""
+    now = yield Clock()
+    if isinstance(now, float):
+        nodes.rest(at, now, long=long)
+
+
+def _look(nodes: NodeAddresses) -> Flow[None]:
+    """See whether a node that has rested is ready."""
+    now = yield Clock()
+    at = nodes.due(now) if isinstance(now, float) else None
+    if at is None or not isinstance(now, float):
+        return
+    nodes.rest(at, now)  # nobody else looks meanwhile
+    reply = yield HttpCall("GET", "/readyz", seconds=LOOK_S, node=nodes.urls[at])
+    if isinstance(reply, HttpReply) and reply.status < 500:
+        nodes.answered(at)
 
 
 def _silence(url: str, failure: NoReply) -> RetryableError:

@@ -19,7 +19,7 @@ from keytide.client.protocol.answers import (
 )
 from keytide.client.protocol.calls import Flow, Sessions, ask
 from keytide.client.protocol.requests import check_topic, delete, get, members, path, post, written_to
-from keytide.client.protocol.states import Head, QueryState, ScanState, taken
+from keytide.client.protocol.states import Head, QueryState, ResultState, ScanState, taken
 from keytide.errors import KeytideError
 
 AnswerT = TypeVar("AnswerT", bound=AnswerBase)
@@ -40,22 +40,23 @@ class Core:
 
     # --- single answers -------------------------------------------------------
 
-    def page(self, index: str, request: Mapping[str, Any]) -> Flow[Page]:
-        return (yield from self._answer(Page, index, "scan", request))
+    def page(self, index: str, request: Mapping[str, Any], turn: int | None = None) -> Flow[Page]:
+        """One answer of a scan; `turn` is that of the result that it is a part of (see `ask`)."""
+        return self._answer(Page, index, "scan", request, turn)
 
     def count(self, index: str, request: Mapping[str, Any]) -> Flow[Count]:
-        return (yield from self._answer(Count, index, "count", request))
+        return self._answer(Count, index, "count", request)
 
     def aggregate(self, index: str, request: Mapping[str, Any]) -> Flow[Aggregate]:
-        return (yield from self._answer(Aggregate, index, "aggregate", request))
+        return self._answer(Aggregate, index, "aggregate", request)
 
-    def query_page(self, request: Mapping[str, Any]) -> Flow[QueryPage]:
-        """One answer of a query.
+    def query_page(self, request: Mapping[str, Any], turn: int) -> Flow[QueryPage]:
+        """One answer of a query; `turn` as in `page`.
 
         Raises:
             MisuseError: it demands writes to another topic than its keyspace's, which only the answer names.
         """
-        answer = yield from self._answer(QueryPage, None, "query", request)
+        answer = yield from self._answer(QueryPage, None, "query", request, turn)
         if answer.index is not None:
             yield from self._check_topic(answer.index, written_to(request))
         return answer
@@ -91,11 +92,16 @@ class Core:
         return found
 
     def _answer(
-        self, kind: type[AnswerT], index: str | None, action: str, request: Mapping[str, Any]
+        self,
+        kind: type[AnswerT],
+        index: str | None,
+        action: str,
+        request: Mapping[str, Any],
+        turn: int | None = None,
     ) -> Flow[AnswerT]:
         body, resets = yield from self.body(index, request)
         where = f"/v1/{action}" if index is None else path(index, action)
-        reply = yield from ask(self.nodes, post(where, body), self.retries)
+        reply = yield from ask(self.nodes, post(where, body), self.retries, turn)
         answer = decode(kind, reply.content, reply.url)
         self.sessions.seen(body.get("session"), resets, answer.session)
         return answer
@@ -125,14 +131,22 @@ class Core:
 
     # --- page by page ---------------------------------------------------------
 
+    def _turn(self, state: ResultState) -> int:
+        """Of a result, whose pages are asked of the same node while that answers."""
+        if state.turn is None:
+            state.turn = self.nodes.turn()
+        return state.turn
+
     def next_rows(self, state: ScanState) -> Flow[list[Any] | None]:
         """The next page's rows; None when there is none."""
         while not state.last and (state.left is None or state.left > 0):
+            turn = self._turn(state)
             if state.page is None:
                 limit = state.page_size if state.left is None else min(state.page_size, state.left)
-                answer = yield from self.page(state.index, {**state.request, "limit": limit})
+                request = {**state.request, "limit": limit}
             else:
-                answer = yield from self.page(state.index, {**_patience(state.request), "page": state.page})
+                request = {**_patience(state.request), "page": state.page}
+            answer = yield from self.page(state.index, request, turn)
             state.head, state.page, state.last = Head.of(answer), answer.page, answer.page is None
             rows = taken(answer.rows, state)
             if rows:
@@ -145,7 +159,9 @@ class Core:
         yield from self.first_of_query(state)
         rows, state.first_rows = state.first_rows, None
         while not rows and not state.last:
-            answer = yield from self.query_page({**_patience(state.request), "page": state.page})
+            turn = self._turn(state)
+            request = {**_patience(state.request), "page": state.page}
+            answer = yield from self.query_page(request, turn)
             state.head, state.page, state.last = Head.of(answer), answer.page, answer.page is None
             rows = answer.rows
         state.over = not rows
@@ -154,7 +170,8 @@ class Core:
     def first_of_query(self, state: QueryState) -> Flow[None]:
         """Ask a SELECT, if that was not done yet."""
         if state.head is None:
-            answer = yield from self.query_page(state.request)
+            turn = self._turn(state)
+            answer = yield from self.query_page(state.request, turn)
             state.head, state.page, state.last = Head.of(answer), answer.page, answer.page is None
             state.columns, state.served_by, state.first_rows = answer.columns, answer.index, answer.rows
 

@@ -61,6 +61,7 @@ class ResultState:
         index: the index's name, "" of a query.
         request: its members, as the caller gave them.
         way: how it is read: "" before it is.
+        turn: which node is asked first (see `NodeAddresses`), once something was asked.
         head: from which moment, once that is known.
         last: nothing is left to be asked for.
         over: everything was given to the caller.
@@ -69,6 +70,7 @@ class ResultState:
     index: str
     request: dict[str, Any]
     way: str = ""
+    turn: int | None = None
     head: Head | None = None
     last: bool = False
     over: bool = False
@@ -149,6 +151,7 @@ class TailState:
     Attributes:
         token: of the newest event that the caller was given: where to go on.
         sent, resets: the session that the newest event covers (see `Sessions.seen`).
+        turn: which node is asked first, as of a result.
         failures: in a row, without an event.
         heard: how many pieces came over the connection.
         end: why there are no more events, if a node said so.
@@ -159,6 +162,7 @@ class TailState:
     token: str | None
     sent: str | None = None
     resets: int = 0
+    turn: int | None = None
     failures: int = 0
     heard: int = 0
     reply: HttpReply | None = None

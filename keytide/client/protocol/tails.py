@@ -59,7 +59,8 @@ def next_event(core: Core, state: TailState) -> Flow[Event]:
             query, state.resets = yield from core.body(state.index, state.request)
             state.sent = query.get("session")
             call = follow(path(state.index, "tail"), query, state.token, HEARTBEAT_LIMIT_S)
-            state.reply = yield from ask(core.nodes, call, core.retries)
+            state.turn = core.nodes.turn() if state.turn is None else state.turn
+            state.reply = yield from ask(core.nodes, call, core.retries, state.turn)
             state.parser, state.heard = EventParser(), 0
         reply = state.reply
         chunk = yield Read(reply.body)
