@@ -89,19 +89,22 @@ def ring_distances(shape: Geometry, rings: Rings) -> Floats:
     import numpy as np
     import shapely
 
-    from keytide.geometry.drawn.charts import PLANE
+    from keytide.geometry.drawn.charts import PLANE, uvw
     from keytide.geometry.drawn.rings import DrawnRings, meet_on, polygons_of
 
     if shape.frame == "planar":
         others = polygons_of(rings.at, rings.counts)
         return np.asarray(shapely.distance(others, shape.drawing.on(PLANE)), np.float64)
     drawn, drawing = DrawnRings(rings.at, rings.counts), shape.drawing
-    found, open_ = np.empty(len(rings)), np.ones(len(rings), bool)
+    found, open_ = np.full(len(rings), math.inf), np.ones(len(rings), bool)
     for chart in drawing.whole if shape.is_point else ():
-        some = np.flatnonzero(open_ & drawn.whole[:, chart])
+        if not open_.any():
+            break
+        seen = uvw(drawing.vector[0], chart)
+        some = np.flatnonzero(open_ & drawn.around(chart, seen[:2] / seen[2]))
         if len(some):
-            found[some] = np.where(meet_on(drawing.on(chart), drawn.on(chart, some)), 0.0, math.inf)
-            open_[some] = False
+            found[some[meet_on(drawing.on(chart), drawn.on(chart, some))]] = 0.0
+        open_ &= ~drawn.whole[:, chart]
     away = np.flatnonzero(~open_ & (found > 0))
     if len(away):
         _, on_rings, here = drawn.nearest(drawing.at[0], drawing.vector[0])

@@ -13,7 +13,7 @@ from keytide.collation import Json
 from keytide.geometry import Rings
 from keytide.model.entry import canonical_keys
 from keytide.structure.point_keys import is_point_value, points_of
-from keytide.structure.ring_keys import decoded_rings, rings_of
+from keytide.structure.ring_keys import are_ring_keys, decoded_rings, rings_of
 from keytide.structure.spatial import frame_of
 
 ToldT = TypeVar("ToldT", np.bool_, np.float64)
@@ -76,8 +76,7 @@ def areas_bytes(values: Sequence[bytes]) -> int | None:
     areas = [value for value in values if not is_point_value(value)]
     if not areas:
         return 0
-    are_rings, _ = rings_of(canonical_keys(areas), "planar")  # (the frame does not matter)
-    return sum(map(len, areas)) if are_rings.all() else None
+    return sum(map(len, areas)) if are_ring_keys(canonical_keys(areas)) else None
 
 
 def are_quick(values: Sequence[bytes], *, areas: bool) -> bool:

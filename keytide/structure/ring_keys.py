@@ -41,6 +41,15 @@ def is_ring_key(key: bytes) -> bool:
     )
 
 
+def are_ring_keys(keys: Sequence[bytes]) -> bool:
+    """Whether some keys all are those of such polygons, told by all bytes but the coordinates': what an index
+    holds of them is closed and in range."""
+    if not all(map(is_ring_key, keys)):
+        return False
+    table = np.frombuffer(b"".join([key[len(_HEAD) : -len(_TAIL)] for key in keys]), np.uint8)
+    return bool((table.reshape(-1, _WIDTH)[:, _FIXED] == _SAME).all())
+
+
 def rings_of(keys: Sequence[bytes], frame: Frame) -> tuple[npt.NDArray[np.bool_], Rings]:
     """Which of some keys are such polygons (bool[n]), closed and with coordinates in range; and those."""
     are = np.fromiter(map(is_ring_key, keys), np.bool_, len(keys))

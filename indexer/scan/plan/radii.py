@@ -8,15 +8,14 @@ from typing import Final
 FIRST_RADIUS: Final = 1_000.0
 """Metres, or units of a plane, where nothing is known of an index."""
 _REMEMBERED: Final = 1_000
-_MARGIN: Final = 2.0
-_MORE: Final = 4
-"""A search is to find so many times the wanted ones, and so many more: then those within a circle, which vary
-by the root of their number, are hardly ever too few."""
+_MARGIN: Final = 3.0
+"""Those within a circle vary by the root of their number: so many roots more than the wanted ones are hardly
+ever too few."""
 
 
 def sought(wanted: int) -> float:
     """How many a search is to find."""
-    return _MARGIN * wanted + _MORE
+    return wanted + _MARGIN * math.sqrt(wanted)
 
 
 class Radii:

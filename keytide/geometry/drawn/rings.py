@@ -48,6 +48,16 @@ class DrawnRings:
         seen = uvw(self._vector[np.repeat(chosen, self._counts)], chart)
         return polygons_of(seen[:, :2] / seen[:, 2:], self._counts[some])
 
+    def around(self, chart: int, spot: Floats) -> Mask:
+        """Which of them may meet a place of a chart, (2,): they are whole there, and it lies in their box."""
+        seen = uvw(self._vector, chart)
+        spots = seen[:, :2] / seen[:, 2:]
+        low = np.minimum.reduceat(spots, self._starts, axis=0)
+        high = np.maximum.reduceat(spots, self._starts, axis=0)
+        inside = (low <= spot + TOLERANCE) & (spot - TOLERANCE <= high)
+        found: Mask = inside.all(axis=1) & self.whole[:, chart]
+        return found
+
     def nearest(self, place: Floats, vector: Floats) -> tuple[Floats, Floats, Floats]:
         """What of each ring is nearest to a place, which is `vector` (3,) as well.
 
