@@ -12,6 +12,8 @@ Theory of operation
 3. *The kind of body.* MessagePack between the parts of a cluster, JSON elsewhere; what `curl -d` sends when
    it is told no type counts as JSON, but not from a browser (`Origin`), whose forms have it too.
 4. *The body*, as a whole, up to a limit, whether its length is told or not. The application finds it there.
+5. *Whose turn it is* (`keytide.serving.turns`), but for routes that nothing opens: whether a process lives is
+   told, however much is asked.
 
 A refusal is a problem document. What is left of a refused body is thrown away as it comes, for as long as
 `http.body_timeout_s` (`keytide.serving.server`); before that a connection that ends with its answer is not
@@ -24,8 +26,10 @@ It is on the way of every scan: it costs some microseconds.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from functools import lru_cache
 from typing import Any, Final, Literal
 
 from keytide.errors import CallerError, KeytideError, RetryableError
@@ -33,6 +37,7 @@ from keytide.http.node_protocol import MESSAGE, opens
 from keytide.process.clock import wall_ms
 from keytide.serving.problems import of_error
 from keytide.serving.security import Guard, NotAllowedError, TokenScope
+from keytide.serving.turns import OverloadedError, Turns
 from keytide.settings.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -107,6 +112,7 @@ class RequestGate:
         self._origins = frozenset(one.lower() for one in settings.security.origins)
         self._http = settings.http
         self._needs = needs
+        self._turns = Turns(settings.http.max_waiting)
         self._secret = secret
         self._refused = refused
 
@@ -114,8 +120,9 @@ class RequestGate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        need = self._needs(scope["method"], scope["path"])
         try:
-            body = await self._admit(scope, receive)
+            body = await self._admit(scope, receive, need)
         except KeytideError as error:
             self._refused(error.problem_type)
             unread = not (isinstance(error, TooLargeError) and error.read)
@@ -129,11 +136,12 @@ class RequestGate:
                 "%s went away in the middle of its %s %s", client[0], scope["method"], scope["path"][:200]
             )
             return
-        await self._pass(scope, receive if body is None else _Whole(body, receive), send)
+        await self._pass(scope, receive if body is None else _Whole(body, receive), send, need)
 
-    async def _pass(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Let a request in. One that is cancelled meanwhile is so because the server stops and will not wait
-        any longer: whoever asked is told that, and nothing is wrong with the request."""
+    async def _pass(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, need: Need) -> None:
+        """Let a request in when its turn comes. One that is cancelled meanwhile is so because the server
+        stops and will not wait any longer: whoever asked is told that, and nothing is wrong with the
+        request."""
         begun = False
 
         async def send_on(message: MutableMapping[str, Any]) -> None:
@@ -142,13 +150,18 @@ class RequestGate:
             await send(message)
 
         try:
+            if need is not None:
+                await self._turns.take(lambda: "" if need == "cluster" else client_of(scope))
             await self._app(scope, receive, send_on)
+        except OverloadedError as error:
+            self._refused(error.problem_type)
+            await of_error(error)(scope, receive, send)
         except asyncio.CancelledError:
             log.info("%s %s was not answered: this process stops", scope["method"], scope["path"][:200])
             if not begun:
                 await of_error(_stopping())(scope, receive, send)
 
-    async def _admit(self, scope: MutableMapping[str, Any], receive: Receive) -> bytes | None:
+    async def _admit(self, scope: MutableMapping[str, Any], receive: Receive, need: Need) -> bytes | None:
         """The body of a request that may pass; None when there is none.
 
         Raises:
@@ -160,7 +173,6 @@ class RequestGate:
         reads = method in ("GET", "HEAD")
         if not reads:
             self._check_origin(headers)
-        need = self._needs(method, scope["path"])
         if need == "cluster":
             self._check_cluster(headers)
         elif need is not None:
@@ -208,6 +220,20 @@ class RequestGate:
                 next_step="use the routes below /v1; between parts of a cluster see that the clocks are "
                 "right and that all run the same release",
             )
+
+
+def client_of(scope: Mapping[str, Any]) -> str:
+    """Who asks, as shares go: a digest of the credential, or else the address."""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            return _digest(value)
+    address = scope.get("client")
+    return address[0] if address else ""
+
+
+@lru_cache(maxsize=1024)
+def _digest(credential: bytes) -> str:
+    return hashlib.sha256(credential).hexdigest()[:16]
 
 
 def is_of_host(origin: str, host: str) -> bool:

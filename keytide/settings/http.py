@@ -52,6 +52,13 @@ class HttpSettings(Section):
         description="open connections of one server; beyond it the one goes that has waited longest for its "
         "request or, when all have come, for another one: each takes a file handle and some kilobytes",
     )
+    max_waiting: int = Field(
+        256,
+        ge=1,
+        description="requests that wait for their turn in one server; beyond it who has the most of them "
+        "waiting is refused some (503, overloaded): half a millisecond each, so that no answer comes late by "
+        "more than a fraction of a second",
+    )
 
 
 class SecuritySettings(Section):

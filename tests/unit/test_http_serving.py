@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -353,6 +353,55 @@ def test_a_server_that_stops_says_so_to_whom_it_still_owes_an_answer() -> None:
     problem = json.loads(answer.read())
     assert (answer.status, problem["type"]) == (503, "stopping")
     assert "try again" in problem["next_step"]
+
+
+@pytest.mark.parametrize("protocol", [PatientProtocol, OneWriteProtocol])
+def test_a_crowd_is_refused_some_and_who_asks_once_is_answered(protocol: type[PatientProtocol]) -> None:
+    """A hundred requests of one reader, and one of another, that come while the process is at something."""
+    busy, go_on = threading.Event(), threading.Event()
+
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        if scope["path"] == "/v1/first":
+            busy.set()
+            assert go_on.wait(LIMIT_S)  # nobody else on the loop
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    def connected() -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+        opened.callback(connection.close)
+        connection.request("GET", "/healthz")
+        connection.getresponse().read()
+        return connection
+
+    def ask_for(path: str, connection: http.client.HTTPConnection, token: str = "many") -> None:
+        connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
+
+    tokens = {"tokens": {"many": ["read"], "one": ["read"]}}
+    settings = load_settings(security=tokens, http={"max_waiting": 20})
+    refused: list[str] = []
+    gate = RequestGate(
+        app, settings, lambda _, path: "read" if path != "/healthz" else None, refused=refused.append
+    )
+    with serving(gate, protocol, head_timeout_s=LIMIT_S) as port, ExitStack() as opened:
+        first, one, alive = connected(), connected(), connected()
+        crowd = [connected() for _ in range(100)]
+        ask_for("/v1/first", first)
+        assert busy.wait(LIMIT_S)
+        for connection in crowd:
+            ask_for("/v1/x", connection)
+        ask_for("/v1/x", one, "one")
+        ask_for("/healthz", alive)
+        go_on.set()
+        assert [connection.getresponse().status for connection in (first, one, alive)] == [200] * 3
+        answers = [connection.getresponse() for connection in crowd]
+        told = [(answer.status, answer.read()) for answer in answers]
+        problems = [json.loads(document) for status, document in told if status != 200]
+        assert len(problems) == len(refused) > 20
+        assert {(problem["type"], problem["status"]) for problem in problems} == {("overloaded", 503)}
+        assert {answer.headers["Retry-After"] for answer in answers if answer.status == 503} == {"1"}
+        ask_for("/v1/x", crowd[0])
+        assert crowd[0].getresponse().status == 200
 
 
 @pytest.mark.parametrize("protocol", [PatientProtocol, OneWriteProtocol])

@@ -9,9 +9,7 @@ decided before (`keytide.serving.gate`).
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from functools import lru_cache
 from time import monotonic, perf_counter
 from typing import Any, Final, TypeVar
 
@@ -43,7 +41,7 @@ from indexer.validation.service import Validation
 from indexer.view import NodeView
 from keytide.errors import UNDECODABLE, RetryableError
 from keytide.http.nodes import NodeClient
-from keytide.serving.gate import Need
+from keytide.serving.gate import Need, client_of
 from keytide.settings.settings import Settings
 from keytide.wire.digests import Ask
 from keytide.wire.index_lists import ListAsk
@@ -341,20 +339,6 @@ def needs(_: str, path: str) -> Need:
     if path.startswith("/v1/"):
         return "read"
     return "cluster" if path.startswith("/internal/") else None
-
-
-def client_of(scope: Scope) -> str:
-    """Who asks, as budgets go: a digest of the credential, or else the address."""
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            return _digest(value)
-    address = scope.get("client")
-    return address[0] if address else ""
-
-
-@lru_cache(maxsize=1024)
-def _digest(credential: bytes) -> str:
-    return hashlib.sha256(credential).hexdigest()[:16]
 
 
 def index_name(request: Request) -> str:
