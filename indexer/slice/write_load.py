@@ -28,7 +28,7 @@ from keytide.collation import encode_part, skip_key
 from keytide.collation.layout import INVERTED
 from keytide.definition.index import MAX_SPLIT_BYTES, IndexDefinition
 from keytide.errors import InvariantViolationError
-from keytide.structure.spatial import partition_key_of
+from keytide.structure.spatial import partition_keys_of
 from keytide.wire.columns import heard_ids, pick
 from keytide.wire.index_lists import WrittenSlice, WrittenValue
 from keytide.wire.messages import Segment
@@ -134,7 +134,7 @@ class WriteLoad:
             return [encode_part(one.decode()) for one in heard_ids(heard, ordinals)]
         keys = pick(np.frombuffer(puts.key_lengths, "<u2"), puts.keys, np.array(places))
         if self._by_cell:
-            return list(map(partition_key_of, keys))
+            return partition_keys_of(keys)
         if self._structure is not None and self._structure.key_in_value:
             values = pick(np.frombuffer(puts.value_lengths, "<u4"), puts.values, np.array(places))
             keys = list(map(self._structure.canonical, keys, values))

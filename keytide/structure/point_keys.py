@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from keytide.collation import encode_part, key_forms
+from keytide.collation import encode_part
 from keytide.collation.layout import TAG_NEGATIVE, TAG_NUMBER
 from keytide.geometry import Frame, point_cell
 from keytide.geometry.geojson import MOST_COORDINATES
+from keytide.model.entry import pack_keyed_value
 
 _NUMBER: Final = 10
 """Bytes of a double: tag, bits, no residual."""
@@ -33,40 +35,57 @@ _FIXED: Final = [at for at in range(LENGTH) if not (_X <= at < _Y - 1 or _Y <= a
 _SAME: Final = np.frombuffer(_PLAIN, np.uint8)[_FIXED]
 _BEFORE: Final = bytes((0xC4, LENGTH))
 """Of a byte string of that length in msgpack."""
+VALUE_HEAD: Final = pack_keyed_value(b"", None, _PLAIN)[:-LENGTH]
+"""What the value of an entry begins with that has nothing but such a key."""
 _numbers_at: Final = struct.Struct(">BQBBQB").unpack_from
-_pack_numbers: Final = struct.Struct(">BQBBQB").pack
-_pack_doubles: Final = struct.Struct(">dd").pack
 _unpack_doubles: Final = struct.Struct(">dd").unpack
 _pack_bits: Final = struct.Struct(">QQ").pack
-_unpack_bits: Final = struct.Struct(">QQ").unpack
 
 
-def encode_place(value: Any) -> tuple[bytes, bytes]:
-    """A key of one part, and its forms (`keytide.collation`), of whatever value; points faster.
+def plain_points(
+    values: Sequence[Any], frame: Frame
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Which of some JSON values are such points, in range, whose numbers have no form of their own (a float
+    has one that is integral, infinite or NaN): bool[n], and the coordinates of those (float64[m] each)."""
+    pairs = [
+        pair
+        if type(one) is dict
+        and len(one) == 2
+        and one.get("type") == "Point"
+        and type(pair := one.get("coordinates")) is list
+        and len(pair) == 2
+        and type(pair[0]) is float is type(pair[1])
+        else None
+        for one in values
+    ]
+    are = np.fromiter((one is not None for one in pairs), np.bool_, len(pairs))
+    at = np.fromiter(chain.from_iterable(filter(None, pairs)), np.float64).reshape(-1, 2)
+    # (What is not finite is not in range.)
+    plain = ((np.abs(at) <= MOST_COORDINATES[frame]) & (at != np.floor(at))).all(axis=1)
+    if not plain.all():
+        are[are], at = plain, at[plain]
+    return are, at[:, 0], at[:, 1]
 
-    Raises:
-        NotIndexableError: as `encode_part`.
-    """
-    if type(value) is dict and len(value) == 2 and value.get("type") == "Point":
-        coordinates = value.get("coordinates")
-        if type(coordinates) is list and len(coordinates) == 2:
-            x, y = coordinates
-            # A float has no form of its own if it is neither integral nor infinite nor NaN.
-            plain = type(x) is float is type(y) and x - x == 0.0 == y - y
-            if plain and not (x.is_integer() or y.is_integer()):
-                return _encoded(x, y), b""
-    return encode_part(value), key_forms((value,))
+
+def keys_of_points(xs: npt.NDArray[np.float64], ys: npt.NDArray[np.float64]) -> list[bytes]:
+    """The canonical keys of points that are plain."""
+    table = np.empty((len(xs), LENGTH), np.uint8)
+    table[:] = np.frombuffer(_PLAIN, np.uint8)
+    for at, numbers in ((_X, xs), (_Y, ys)):
+        bits = np.ascontiguousarray(numbers).view(np.uint64)
+        negative = bits >= _SIGN
+        table[negative, at] = TAG_NEGATIVE
+        written = np.where(negative, ~bits, bits).astype(">u8")
+        table[:, at + 1 : at + 9] = written.view(np.uint8).reshape(-1, 8)
+    return rows_of(table)
 
 
-def _encoded(x: float, y: float) -> bytes:
-    first, second = _unpack_bits(_pack_doubles(x, y))
-    if first < _SIGN:
-        tag = TAG_NUMBER
-    else:
-        tag, first = TAG_NEGATIVE, first ^ _ALL
-    if second < _SIGN:
-        return _HEAD + _pack_numbers(tag, first, 0, TAG_NUMBER, second, 0) + _TAIL
-    return _HEAD + _pack_numbers(tag, first, 0, TAG_NEGATIVE, second ^ _ALL, 0) + _TAIL
+def rows_of(table: npt.NDArray[np.uint8]) -> list[bytes]:
+    """The bytes of each row."""
+    if not len(table):
+        return []
+    rows: list[bytes] = np.ascontiguousarray(table).view(np.dtype((np.void, table.shape[1])))[:, 0].tolist()
+    return rows
 
 
 def point_of(key: bytes) -> tuple[float, float] | None:

@@ -24,11 +24,12 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, final
+from itertools import repeat
+from typing import Any, ClassVar, Final, final
 
 import numpy as np
 
-from keytide.collation import Span, decode_key, successor
+from keytide.collation import Span, decode_key, encode_part, key_forms, successor
 from keytide.collation.layout import TAG_NUMBER
 from keytide.errors import InvariantViolationError
 from keytide.geometry import (
@@ -48,7 +49,7 @@ from keytide.geometry.geojson import MOST_COORDINATES
 from keytide.model.entry import PLACED, places_of
 from keytide.structure.interface import Box, Boxed, NotOrderedError, Selected, WantedKeys
 from keytide.structure.keyed import KeyedStructure
-from keytide.structure.point_keys import point_cell_of, points_of
+from keytide.structure.point_keys import keys_of_points, plain_points, point_cell_of, points_of, rows_of
 from keytide.structure.ring_keys import rings_of
 
 GEOGRAPHIC_SRID: Final = 4326
@@ -62,9 +63,14 @@ MOST_SPANS: Final = 32
 """Of a condition: more are a closer covering, and more seeks."""
 _PART: Final = 1
 _DOUBLE_BITS: Final = 53
+_LOW_BITS: Final = 11
 _pack_exact: Final = struct.Struct(">BdB").pack
 _pack_byte: Final = struct.Struct(">BdBB").pack
 _pack_bytes: Final = struct.Struct(">BdBH").pack
+_EXACT: Final = 10
+"""Bytes of a whole number whose double is exact: tag, double, how many bytes are left over."""
+Place = tuple[bytes, bytes, tuple[bytes, ...]]
+"""The canonical key of a document's place, its forms, and the stored keys: one or more, ascending."""
 Bounds = tuple[bytes, bytes | None]
 Row = tuple[bytes, bytes]
 
@@ -100,6 +106,24 @@ def partition_key_of(stored: bytes) -> bytes:
     return _pack_bytes(TAG_NUMBER, cell - below, 2, below)
 
 
+def partition_keys_of(stored: Sequence[bytes]) -> list[bytes]:
+    """The same of many."""
+    cells = np.frombuffer(b"".join(stored), ">u8").astype(np.uint64)
+    # Of how many bits a cell is, told by the upper ones: these are a double exactly.
+    upper = cells >> np.uint64(_LOW_BITS)
+    bits = np.where(upper > 0, np.frexp(upper.astype(np.float64))[1] + _LOW_BITS, 0)
+    shift = np.maximum(0, bits - _DOUBLE_BITS).astype(np.uint64)
+    below = cells & ((np.uint64(1) << shift) - np.uint64(1))
+    table = np.empty((len(cells), _EXACT + 2), np.uint8)
+    table[:, 0] = TAG_NUMBER
+    table[:, 1:9] = (cells - below).astype(np.float64).astype(">f8").view(np.uint8).reshape(-1, 8)
+    table[:, 9] = (below > 0).astype(np.uint8) + (below > 0xFF)
+    table[:, 10] = np.where(below > 0xFF, below >> np.uint64(8), below)
+    table[:, 11] = below & np.uint64(0xFF)
+    lengths = (_EXACT + table[:, 9]).tolist()
+    return [row[:length] for row, length in zip(rows_of(table), lengths, strict=True)]
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Spatial(KeyedStructure):
@@ -131,7 +155,43 @@ class Spatial(KeyedStructure):
     def stored(self, keys: Sequence[bytes]) -> list[tuple[bytes, ...]]:
         return list(map(self._stored, keys))
 
-    def placed(self, keys: Sequence[bytes]) -> list[tuple[bytes, ...] | Exception]:
+    def places(self, values: Sequence[Any]) -> list[Place | Exception]:
+        """What of many documents' values is indexed, or why nothing is: points together.
+
+        The errors are those of `encode_part` and `geometry_of`, and what a library of geometry raises.
+        """
+        frame = frame_of(self.srid)
+        are, xs, ys = plain_points(values, frame)
+        cells = point_cells(xs, ys, frame).astype(">u8")
+        stored = zip(rows_of(cells.view(np.uint8).reshape(-1, CELL_BYTES)), strict=True)
+        points = zip(keys_of_points(xs, ys), repeat(b""), stored, strict=False)
+        if len(xs) == len(values):
+            return list(points)
+        others = self._others([one for one, plain in zip(values, are.tolist(), strict=True) if not plain])
+        return [next(points) if plain else next(others) for plain in are.tolist()]
+
+    def _others(self, values: Sequence[Any]) -> Iterator[Place | Exception]:
+        """The same of other values than plain points."""
+        forms: list[bytes] = []
+        keys: list[bytes] = []
+        failed: dict[int, Exception] = {}
+        for at, value in enumerate(values):
+            try:
+                key, form = encode_part(value), key_forms((value,))
+            except _failures() as error:
+                failed[at] = error
+            else:
+                keys.append(key)
+                forms.append(form)
+        encoded = zip(keys, forms, self._cells_of_keys(keys), strict=True)
+        for at in range(len(values)):
+            if at in failed:
+                yield failed[at]
+            else:
+                key, form, stored = next(encoded)
+                yield stored if isinstance(stored, Exception) else (key, form, stored)
+
+    def _cells_of_keys(self, keys: Sequence[bytes]) -> list[tuple[bytes, ...] | Exception]:
         """The stored keys of each of many documents' canonical keys, or why it has none: points together."""
         frame = frame_of(self.srid)
         are, xs, ys = points_of(keys)

@@ -12,8 +12,8 @@ The function takes columns and returns columns:
     project(ordinals, documents, ids) -> (entries, keys, partition_keys, values, skips, left_out)
 
 `ordinals` and `documents` run side by side; `ids` is indexed by ordinal. `entries` has the ordinal of each
-entry; `values` maps entry numbers to non-empty values; `skips` has (ordinal, reason, detail). What a
-document raises concerns that document alone.
+entry; `values` maps entry numbers to non-empty values, or has one for each entry; `skips` has (ordinal,
+reason, detail). What a document raises concerns that document alone.
 
 Order of decisions for one document: WHERE, then the leading key, then the elements to unnest.
 """
@@ -37,7 +37,12 @@ from projector.core.outcomes import FAILURES, KeyTooLargeError, TooManyElementsE
 from projector.core.writer import OPERATIONS, FunctionWriter
 
 Columns = tuple[
-    list[int], list[bytes], list[bytes], dict[int, bytes], list[tuple[int, str, str]], dict[str, int]
+    list[int],
+    list[bytes],
+    list[bytes],
+    dict[int, bytes] | list[bytes],
+    list[tuple[int, str, str]],
+    dict[str, int],
 ]
 ProjectFunction = Callable[[Iterable[int], Iterable[Any], Sequence[bytes]], Columns]
 

@@ -159,11 +159,13 @@ def _project_index(
         refused, kept = _refused(index, ordinals, decoded)
         ordinals = [ordinals[position] for position in kept]
         documents = [documents[position] for position in kept]
-    entries, keys, partition_keys, sparse, skips, left_out = index.project(ordinals, documents, ids)
+    entries, keys, partition_keys, found, skips, left_out = index.project(ordinals, documents, ids)
     values: list[bytes] | None = None
-    if sparse:
+    if isinstance(found, list):
+        values = found or None
+    elif found:
         values = [b""] * len(keys)
-        for entry, value in sparse.items():
+        for entry, value in found.items():
             values[entry] = value
     indexed = np.array(entries, np.uint32)
     _check_outcomes(index, indexed, len(skips) + sum(left_out.values()), len(documents))

@@ -24,8 +24,9 @@ from keytide.definition.expression import (
 from keytide.definition.index import IndexDefinition
 from keytide.definition.spatial.meaning import distance_to
 from keytide.errors import invariant
-from keytide.structure.point_keys import encode_place
-from keytide.structure.spatial import Spatial, partition_key_of
+from keytide.structure.point_keys import LENGTH as POINT_BYTES
+from keytide.structure.point_keys import VALUE_HEAD as POINT_HEAD
+from keytide.structure.spatial import Spatial, partition_keys_of
 from projector.core.decoding import attribute_of
 from projector.core.outcomes import (
     LEADING_KEY_MISSING,
@@ -64,9 +65,9 @@ class FunctionWriter:
         self._stored_bytes = "len(key)"
         if isinstance(self._structure, Spatial):
             self.constants |= {
-                "encode_place": encode_place,
-                "placed": self._structure.placed,
-                "partition_key_of": partition_key_of,
+                "places_of": self._structure.places,
+                "partition_keys_of": partition_keys_of,
+                "point_head": POINT_HEAD,
                 "first": itemgetter(0),
             }
         elif self._structure.key_in_value:
@@ -77,10 +78,11 @@ class FunctionWriter:
         definition = self._definition
         self._line("def project(ordinals, documents, ids):")
         self._indent = 1
-        self._line("entries, keys, partition_keys, values, skips = [], [], [], {}, []")
+        values = "[]" if self._structure.several else "{}"
+        self._line(f"entries, keys, partition_keys, values, skips = [], [], [], {values}, []")
         self._line("where_not_true = leading_key_missing = nothing_to_unnest = 0")
         if self._structure.several:
-            self._line("found, canonical = [], []")
+            self._line("found, values_found = [], []")
         self._line("for ordinal, document in zip(ordinals, documents):")
         self._indent = 2
         self._line("try:")
@@ -201,31 +203,35 @@ class FunctionWriter:
         self._line(f"if {place} is MISSING or {place} is None:")
         self._line("    leading_key_missing += 1")
         self._line("    continue")
-        self._line(f"key, forms = encode_place({place})")
         partition = "None" if definition.partitioned_by_cell else self._partition_key()
         included = self._included() or "None"
         self._except()
-        self._line(f"found.append((ordinal, forms, {included}, {partition}))")
-        self._line("canonical.append(key)")
+        self._line(f"found.append((ordinal, {included}, {partition}))")
+        self._line(f"values_found.append({place})")
         self._indent = 1
-        self._line("for document, key, places in zip(found, canonical, placed(canonical)):")
+        self._line("for (ordinal, include, partition_key), place in zip(found, places_of(values_found)):")
         self._indent = 2
-        self._line("ordinal, forms, include, partition_key = document")
-        self._line("if type(places) is not tuple:")
-        self._line("    skips.append(explain(ordinal, places))")
+        self._line("if type(place) is not tuple:")
+        self._line("    skips.append(explain(ordinal, place))")
         self._line("    continue")
-        several = 'b"".join(places) if len(places) > 1 else b""'
-        self._line(f"value = pack_keyed_value(forms, include, key, {several})")
-        self._line(f"if len(places) * len(value) > {MAX_ENTRIES_BYTES}:")
-        self._line("    skips.append(explain(ordinal, TooManyElements()))")
-        self._line("    continue")
-        self._line("for place in places:")
-        self._line("    values[len(keys)] = value")
+        self._line("key, forms, stored = place")
+        self._line(f"if include is None and not forms and len(key) == {POINT_BYTES} and len(stored) == 1:")
+        self._line("    value = point_head + key")
+        self._line("else:")
+        several = 'b"".join(stored) if len(stored) > 1 else b""'
+        self._line(f"    value = pack_keyed_value(forms, include, key, {several})")
+        self._line(f"    if len(stored) * len(value) > {MAX_ENTRIES_BYTES}:")
+        self._line("        skips.append(explain(ordinal, TooManyElements()))")
+        self._line("        continue")
+        self._line("for one in stored:")
+        self._line("    values.append(value)")
         self._line("    entries.append(ordinal)")
-        self._line("    keys.append(place)")
-        by = "partition_key_of(place)" if definition.partitioned_by_cell else "partition_key"
-        self._line(f"    partition_keys.append({by})")
+        self._line("    keys.append(one)")
+        if not definition.partitioned_by_cell:
+            self._line("    partition_keys.append(partition_key)")
         self._indent = 1
+        if definition.partitioned_by_cell:
+            self._line("partition_keys = partition_keys_of(keys)")
         self._line("skips.sort(key=first)")
 
     def _many_entries(self, unnest: Unnest) -> None:

@@ -19,7 +19,7 @@ from keytide.catalog.partitioning import Partitioning
 from keytide.collation import encode_part, skip_key
 from keytide.collation.layout import INVERTED
 from keytide.definition.index import IndexDefinition
-from keytide.structure.spatial import partition_key_of
+from keytide.structure.spatial import partition_keys_of
 from keytide.wire.columns import hashes_of
 from keytide.wire.digests import EntriesAnswer
 from router.core import NO_HASHES, slices_of
@@ -106,7 +106,7 @@ def partition_keys(
     if definition.raw_id_routes:
         return ids
     if definition.partitioned_by_cell:
-        return list(map(partition_key_of, keys))
+        return partition_keys_of(keys)
     if part is None:
         return [encode_part(id_.decode()) for id_ in ids]
     if definition.structure.key_in_value:

@@ -229,6 +229,7 @@ def test_over_an_entry_is_as_over_the_document(data: st.DataObject) -> None:
         [0], DocumentReader(compiled.fields).read([document]).documents, [b"u1"]
     )
     for number, canonical in enumerate(keys):
+        assert isinstance(values, dict)
         forms, include = unpack_value(values.get(number, b""))
         key, _ = decode_key(canonical, len(definition.keys), definition.descending, forms)
         entry = (key, "u1", json.loads(include) if include else {})
@@ -273,6 +274,7 @@ def test_filtering_entries_is_projecting_with_where(data: st.DataObject) -> None
     test = binding.test(condition)
     kept = []
     for number, (ordinal, canonical) in enumerate(zip(ordinals, keys, strict=True)):
+        assert isinstance(values, dict)
         forms, include = unpack_value(values.get(number, b""))
         key, _ = decode_key(canonical, len(definition.keys), definition.descending, forms)
         if test(key, f"u{ordinal}", json.loads(include) if include else {}) is True:

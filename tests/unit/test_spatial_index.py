@@ -28,8 +28,15 @@ from keytide.query.parse.statement import parse_query
 from keytide.query.plan.plan import Candidate, Plan, Refusal, plan_on
 from keytide.query.plan.suggest import suggest
 from keytide.structure.place_columns import decoded_places
-from keytide.structure.point_keys import encode_place, point_cell_of, point_of, points_of
-from keytide.structure.spatial import cell_key, firsts_of_several, intersected, partition_key_of
+from keytide.structure.point_keys import point_cell_of, point_of, points_of
+from keytide.structure.spatial import (
+    Spatial,
+    cell_key,
+    firsts_of_several,
+    intersected,
+    partition_key_of,
+    partition_keys_of,
+)
 from projector.core.projection import KeyspacePlan, Projected, SourceBatch, project
 from streaming.core.seeding import partition_keys
 from tests.structure_kit import as_stored, places
@@ -126,6 +133,12 @@ def test_a_cell_is_partitioned_by_as_its_number_is_encoded(cell: int) -> None:
     assert partition_key_of(cell_key(cell)) == encode_part(cell)
 
 
+@given(st.lists(st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 64).map(lambda b: max(0, (1 << b) - 1)))))
+def test_many_cells_are_partitioned_by_as_each_is(cells: list[int]) -> None:
+    stored = list(map(cell_key, cells))
+    assert partition_keys_of(stored) == list(map(partition_key_of, stored))
+
+
 def test_cells_are_partitioned_by_their_number() -> None:
     low, high = (point_cell(*at, "geographic") for at in ((-73.0, 40.0), (11.0, 11.0)))
     first, second = sorted((low, high))
@@ -141,10 +154,42 @@ def test_cells_are_partitioned_by_their_number() -> None:
     assert slices_of_cells(rule, [Span(cell_key(first), cell_key(second))]) == [0]
 
 
+_NUMBERS = st.one_of(
+    st.floats(), st.floats(-180, 180), st.integers(), st.sampled_from([0.5, -0.0, 180.0, -90.25, 90, 1e300])
+)
+_POINTS = st.builds(
+    lambda at, more: {"type": "Point", "coordinates": at, **more},
+    st.lists(_NUMBERS, min_size=1, max_size=3),
+    st.sampled_from([{}, {}, {}, {"bbox": [1, 2]}]),
+)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            _POINTS, places(), st.sampled_from([{}, [], "x", 1, {"type": "Point", "coordinates": "ab"}])
+        )
+    ),
+    st.sampled_from([4326, 0]),
+)
+def test_places_of_many_documents_are_those_of_each(values: list[Any], srid: int) -> None:
+    structure = Spatial(1, srid=srid)
+
+    def of_one(value: Any) -> Any:
+        try:
+            key = encode_part(value)
+            return key, key_forms((value,)), structure.stored([key])[0]
+        except (ValueError, TypeError) as error:
+            return type(error), str(error)
+
+    found = structure.places(values)
+    shown = [(type(one), str(one)) if isinstance(one, Exception) else one for one in found]
+    assert shown == list(map(of_one, values))
+
+
 @given(places(), st.sampled_from(["geographic", "planar"]))
-def test_keys_of_points_are_read_and_written_without_decoding(place: dict[str, Any], frame: Any) -> None:
-    key, forms = encode_place(place)
-    assert (key, forms) == (encode_part(place), key_forms((place,)))
+def test_keys_of_points_are_read_without_decoding(place: dict[str, Any], frame: Any) -> None:
+    key = encode_part(place)
     found = point_of(key)
     assert (found is not None) == (place["type"] == "Point")
     if found is not None:
