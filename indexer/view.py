@@ -178,6 +178,11 @@ class NodeView(Protocol):
         """The slice's newest committed state; None when the slice is not on this node or not open."""
         ...
 
+    def built(self, index: str, slice_number: int, build: str, batch: int) -> ReadableSnapshot | None:
+        """What a slice under build has made durable once it has loaded this micro-batch, and nothing behind
+        it; None when it is not so far, or further, or not here."""
+        ...
+
     def newest(self, index: str, slice_number: int) -> int:
         """Newest snapshot number that the slice holds, -1 when none."""
         ...

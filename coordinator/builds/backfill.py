@@ -117,6 +117,7 @@ class BackfillPhase:
             left_out=message.left_out or record.left_out,
             skipped=message.skipped or record.skipped,
             engine=message.engine or record.engine,
+            compared=message.compared if message.state == "PASSED" else record.compared,
         )
         record = with_bytes(_counted(record, message.documents), message)
         self._registry.note_progress(record)

@@ -17,7 +17,7 @@ a new driver that goes on by the journal, `BuildEnd` once more (it is idempotent
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from msgspec.structs import replace
 
@@ -104,15 +104,17 @@ class Builds:
         now: int,
         attempt: int = 0,
         origin: TableOrigin | None = None,
-        verify: bool | None = None,
+        verify: bool | Literal["full"] | None = None,
         like: BuildRecord | None = None,
     ) -> BuildRecord:
         """Queue a build of indexes of one keyspace (`commands` has checked that they can be built).
 
         Args:
-            verify: whether they are READY only verified; None for what the settings say.
+            verify: whether they are READY only verified; `full`: by a second read of the source alone; None
+                for what the settings say.
             like: another one, which is over, that this is in place of.
         """
+        wanted = self._limits.verify if verify is None else verify
         record = self._queue(
             indexes[0].keyspace,
             [index.id for index in indexes],
@@ -121,7 +123,8 @@ class Builds:
             rate_limit=rate_limit,
             attempt=attempt,
             origin=origin,
-            verify=self._limits.verify if verify is None else verify,
+            verify=bool(wanted),
+            verify_full=wanted == "full",
         )
         for index in indexes:
             # Its state changes when the build starts.
@@ -245,9 +248,8 @@ class Builds:
         self, record: BuildRecord, indexes: list[IndexRecord], now: int, attempt: int = 0
     ) -> BuildRecord:
         """Queue a build of indexes as another one was to be, which is over."""
-        return self.request(
-            indexes, record.rate_limit, now, attempt, record.origin, record.verify, like=record
-        )
+        verify: bool | Literal["full"] = "full" if record.verify_full else record.verify
+        return self.request(indexes, record.rate_limit, now, attempt, record.origin, verify, like=record)
 
     def handle(self, event: Event, live_nodes: list[str]) -> list[Instruction]:
         """One event; what follows.

@@ -2,12 +2,13 @@
 
 Theory of operation. In CATCHUP slices read their mutation queues until every copy of each (of which:
 `copies`) holds a snapshot past everything that the backfill was to bring. Then the indexes could answer.
-Unless the build says otherwise they are verified first: when all have come so far, one job
-(`coordinator.jobs.jobs`) compares them with the source, read once for all of them, at a snapshot of its own
-choice. They are READY when it has found nothing; what the source no longer can prove (UNPROVABLE) is no
-reason against them, but shown. Else the build fails, with the report's address: an index that is wrong when
-it is new points at a bug, or at a source that was changed in ways that nobody tells. Whatever is in the way
-of the job meanwhile, a node that is away or a disk that is full, the build waits for it
+Unless the build says otherwise they are verified first. Where its driver says that every copy stores what was
+projected for it, by sums (R55), they are. Else, or where the build asks for that, one job, when all have come
+so far (`coordinator.jobs.jobs`), compares them with the source, read once for all of them, at a snapshot of
+its own choice. They are READY when it has found nothing; what the source no longer can prove (UNPROVABLE) is
+no reason against them, but shown. Else the build fails, with the report's address: an index that is wrong
+when it is new points at a bug, or at a source that was changed in ways that nobody tells. Whatever is in the
+way of the job meanwhile, a node that is away or a disk that is full, the build waits for it
 (`coordinator.jobs.jobs`).
 
 Single slices that are rebuilt are not verified: their index serves, and a job for one slice would read the
@@ -33,6 +34,7 @@ from coordinator.unique.violations import failure
 from keytide.catalog.records import BuildRecord, IndexRecord, JobRecord, Violated
 from keytide.errors import invariant
 from keytide.model.timestamp import Timestamp
+from keytide.wire.entry_sums import EQUAL
 from keytide.wire.messages import BuildEnd
 
 COMMON: Final = "a snapshot that every slice holds"
@@ -119,7 +121,7 @@ class BuildCompletion:
         if waits:
             run.waiting_for = f"the slices' verdict on equal keys of {index.name}"
             return []
-        if record.verify:
+        if record.verify and not self._proven(record):
             run.arrived.add(index.id)
             verdict = self._verified(record, event.now)
             if verdict is not None:
@@ -150,6 +152,11 @@ class BuildCompletion:
         out = [*give_up(self._registry.dictionary, index, reason), DeleteTopics((topic,))]
         return out + self.finish_if_ready(self._registry.get(record.id), now)
 
+    @staticmethod
+    def _proven(record: BuildRecord) -> bool:
+        """Whether sums have shown that slices store what was projected (R55): nothing is read again."""
+        return record.compared == EQUAL and not record.verify_full
+
     def _verified(self, record: BuildRecord, now: int) -> list[Instruction] | None:
         """None when the build's indexes were verified, and nothing was wrong; else what follows."""
         run = self._registry.run(record.id)
@@ -162,7 +169,10 @@ class BuildCompletion:
             job = self._jobs.request("verify", building, now, build=record.id)
             self._registry.put(replace(record, phase="verifying", verification=job.id))
             run.waiting_for = f"verification {job.id}"
-            return []
+            if not record.compared:
+                return []
+            text = f"build {record.id} reads its source once more: {record.compared}"
+            return [Note("info", "build-read-again", record.id, text)]
         return self._judged(record, job, now)
 
     def _judged(self, record: BuildRecord, job: JobRecord, now: int) -> list[Instruction] | None:
@@ -208,6 +218,8 @@ class BuildCompletion:
         text = f"build {record.id} is over after {seconds:.1f} s: {record.documents_total:,} documents"
         if record.verification:
             text += ", verified"
+        elif record.verify and self._proven(record):
+            text += ", verified by sums"
         for index in self._registry.indexes(record):
             text += _left_out_words(index.name, record.left_out.get(index.id, {}))
         if record.error:

@@ -8,7 +8,8 @@ Phases are for people and programs that watch (`keytide build show`); nothing is
     reading, sorting          BACKFILL: what the driver says that it does with a micro-batch
     loading                   CATCHUP: some slice has still to load what it was sent
     catching-up               CATCHUP: slices read their mutation queues
-    verifying                 CATCHUP: a job compares the indexes with the source (`completion`)
+    verifying                 BACKFILL: the driver compares what slices store with what it has projected, by
+                              sums; CATCHUP: a job compares the indexes with the source (`completion`)
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ def with_bytes(record: BuildRecord, message: BuildProgress) -> BuildRecord:
     return replace(record, bytes_done=done, bytes_total=max(done, total))
 
 
+def reads_again(record: BuildRecord) -> bool:
+    """Whether the source is read a second time, as far as that is known: where sums do not show that all is
+    as it was projected, that is known late."""
+    return record.verify and (record.verify_full or bool(record.verification))
+
+
 def percent_done(record: BuildRecord, verified: float) -> float:
     """How much of a build is done, of 100; all of it when it is READY, and not before.
 
@@ -51,7 +58,7 @@ def percent_done(record: BuildRecord, verified: float) -> float:
     of_a_table = record.origin is not None and not record.seed and not record.batches
     if not read and record.documents_total and not of_a_table:  # how much a table holds shows as it is read
         read = min(1.0, record.documents_done / record.documents_total)
-    more = VERIFY_PART if record.verify else 0.0
+    more = VERIFY_PART if reads_again(record) else 0.0
     return min(MOST_BEFORE_READY, (100 * read + more * verified) / (1 + more))
 
 
@@ -74,7 +81,7 @@ def settling(record: BuildRecord, slices: Iterable[SliceStatus]) -> str:
     Args:
         slices: what live nodes say of the slices that it fills.
     """
-    if record.phase == "verifying":
+    if record.phase == "verifying" and record.verification:
         return record.phase
     loads = any(one.state == "BUILDING" and one.build == record.id for one in slices)
     return "loading" if loads else "catching-up"
@@ -122,6 +129,6 @@ class Phases:
             return None  # how much the table holds is known when it is read
         left = run.pace.left_ms(now, record.documents_done, record.documents_total, record.rate_limit)
         pace = run.pace.read_pace()
-        if left is None or pace is None or not record.verify:
+        if left is None or pace is None or not reads_again(record):
             return left
         return left + VERIFY_PART * pace * record.documents_total

@@ -59,7 +59,7 @@ class BuildLimits:
         rebuild_pause_ms: before a failed rebuild is tried again; doubles with each time.
         lost_grace_ms: a node that is told of a build may say for as long that its slice is LOST: then it
             means it.
-        verify: builds that do not say are READY only verified.
+        verify: builds that do not say are READY only verified; `full`: by a second read of the source.
         default_replicas: of indexes whose statement does not say.
         seed_layouts: new layouts begin with the slices of the old ones, where those hold what is needed.
         jobs: settings of verifications and repairs.
@@ -77,7 +77,7 @@ class BuildLimits:
     node_disk_bytes: int = 0
     batches_ahead: int = 10
     away_ms: int = 60_000
-    verify: bool = False
+    verify: bool | Literal["full"] = False
     default_replicas: int = 0
     seed_layouts: bool = True
     rebuild_check_ms: int = 200

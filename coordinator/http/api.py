@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import FastAPI, Query, Response
 from fastapi.responses import FileResponse
@@ -67,9 +67,10 @@ class BuildBody(BaseModel):
     indexes: list[str] = Field(description="names of deferred or failed indexes of one keyspace")
     rate_limit: int | None = Field(None, ge=1, le=MAX_RATE, description="documents per second")
     origin: OriginBody | None = Field(None, description="a table to begin with, not the log's beginning")
-    verify: bool | None = Field(
+    verify: bool | Literal["full"] | None = Field(
         None,
-        description="READY only once compared with the source; as the setting build.verify says by default",
+        description="READY only once it is known that slices store what the source says: by sums, or, with "
+        "`full`, by a second read of the source; as the setting build.verify says by default",
     )
 
 

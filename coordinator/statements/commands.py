@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -181,7 +182,7 @@ class Commands:
         now: int,
         origin: TableOrigin | None = None,
         source: SourceStatus | None = None,
-        verify: bool | None = None,
+        verify: bool | Literal["full"] | None = None,
         keyspace: str | None = None,
     ) -> CommandResult:
         """BUILD INDEX: queue one build, with one read of the source, of several indexes of one keyspace.
@@ -189,7 +190,8 @@ class Commands:
         Args:
             origin: a table to begin with, in place of the log's beginning.
             source: of the keyspace, looked up just now (a table needs them).
-            verify: whether they are READY only verified; None for what the settings say.
+            verify: whether they are READY only verified; `full`: by a second read of the source alone; None
+                for what the settings say.
             keyspace: the one that they must be of; None for that of the first.
 
         Raises:

@@ -156,6 +156,11 @@ class ServingNode:
         ring = self._rings.get((index, slice_number))
         return None if ring is None else ring.tip()
 
+    def built(self, index: str, slice_number: int, build: str, batch: int) -> SnapshotReader | None:
+        """What a slice under build holds behind a micro-batch; None when it is not just there."""
+        ring = self._rings.get((index, slice_number))
+        return None if ring is None else ring.built(build, batch)
+
     def newest(self, index: str, slice_number: int) -> int:
         """Newest snapshot number that the slice holds, -1 when none."""
         ring = self._rings.get((index, slice_number))

@@ -148,10 +148,6 @@ class SliceRunner:
         self.damaged = False
         self.core = SliceCore(*key, store.applied, limits, term, history, version)
 
-    def start(self, now: int) -> None:
-        """Begin to read."""
-        self._begin(now)
-
     def feed(self, event: Event, now: int) -> None:
         """Hand one event to the core and do what it asks for."""
         if self.unique is not None and isinstance(event, Stamped):
@@ -209,17 +205,13 @@ class SliceRunner:
 
     def close(self) -> None:
         """Let go of everything; what is on disk stays."""
-        self._reading.leave(self.key)
-        self._forget_unique()
-        self.ring.close()
+        self._leave()
         self._spool.close()
         self.store.close()
 
     def destroy(self) -> None:
         """The same, and delete what is on disk."""
-        self._reading.leave(self.key)
-        self._forget_unique()
-        self.ring.close()
+        self._leave()
         self._spool.close()
         self.store.destroy()
 
@@ -295,13 +287,16 @@ class SliceRunner:
             case KeepChunk(key=key, chunk=chunk):
                 self._spool.keep(key, chunk)
             case LoadBatch(puts=puts, removals=removals, applied=applied):
+                self.ring.show_built(None)  # (its pages can be written over)
                 done = self.store.load(self._spool.puts(puts), self._spool.removals(removals), applied)
+                self.ring.show_built(self.store.snapshot())
                 words = "slice %s/%d loaded micro-batch %d, %d of %d entries appended"
                 log.info(words, *self.key, applied.batch, done.appended, done.put)
                 return Done(applied)
             case DropChunks(keys=keys):
                 self._spool.forget(keys)
             case SwitchOver(applied=applied):
+                self.ring.show_built(None)
                 self.store.load([], [], applied)
                 reach("switch-over")
                 self._show_anew(now)
@@ -337,11 +332,13 @@ class SliceRunner:
 
     # --- keeping up -----------------------------------------------------------------------------------
 
-    def _begin(self, now: int) -> None:
-        """Let the core begin on the store as it is. A state that is void is shown to nobody."""
+    def start(self, now: int) -> None:
+        """Let the core begin to read on the store as it is. A state that is void is shown to nobody."""
         applied, history = self.core.applied, self.core.history
         try:
-            if not applied.building and history.holds(applied.timestamp, applied.incarnation):
+            if applied.building:
+                self.ring.show_built(self.store.snapshot())
+            elif history.holds(applied.timestamp, applied.incarnation):
                 self._show_anew(now)
         except StoreDamagedError as error:
             self.lose(error.message, now, damaged=True)
@@ -362,9 +359,12 @@ class SliceRunner:
     def _let_go(self, reason: str) -> None:
         """The slice is LOST: whatever was kept of it is served to nobody any more."""
         log.error("slice %s/%d is lost: %s", *self.key, reason)
-        self._reading.leave(self.key)
         self._todo.clear()
         self._restart_at = 0
+        self._leave()
+
+    def _leave(self) -> None:
+        self._reading.leave(self.key)
         self._forget_unique()
         self.ring.close()
 
@@ -382,7 +382,7 @@ class SliceRunner:
         self.core = self.core.anew(self.store.applied)
         self.core.reason = reason
         self._spool.forget_all()
-        self._begin(now)
+        self.start(now)
 
     def _fold(self, now: int) -> None:
         try:

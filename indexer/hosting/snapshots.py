@@ -79,6 +79,7 @@ class SnapshotRing:
         self._lease_ends: list[tuple[int, int]] = []
         """Heap of (when to look at its leases, number)."""
         self._tip: OpenSnapshot | None = None
+        self._built: OpenSnapshot | None = None
         self._joined = False
         self._leaves = False
         self._published = UNNUMBERED
@@ -103,6 +104,14 @@ class SnapshotRing:
             if previous is not None and self._numbered.get(previous.number) is not previous:
                 _drop(previous)
             self._end_leases(now)
+
+    def show_built(self, snapshot: StoreSnapshot | None) -> None:
+        """A slice under build has loaded a micro-batch; None: it goes on, and shows nothing until it has the
+        next. No scan sees it: who compares the build asks for it (`built`)."""
+        with self._alone:
+            if self._built is not None:
+                _drop(self._built)
+            self._built = None if snapshot is None else OpenSnapshot(snapshot, UNNUMBERED)
 
     def publish(self, number: int, now: int) -> None:
         """The leader announced a newest common number."""
@@ -157,13 +166,14 @@ class SnapshotRing:
         with self._alone:
             for kept in self._numbered.values():
                 _drop(kept)
-            if self._tip is not None:
-                _drop(self._tip)
+            for one in (self._tip, self._built):
+                if one is not None:
+                    _drop(one)
             self._numbered.clear()
             self._order, self._past = [], RankedNumbers()
             self._leased.clear()
             self._lease_ends.clear()
-            self._tip = None
+            self._tip = self._built = None
 
     @property
     def damage(self) -> str:
@@ -227,6 +237,14 @@ class SnapshotRing:
                 return self._reading(self._tip)
             newest = self._order[-1] if self._order else UNNUMBERED
             return self._reading(self._numbered.get(newest)) if newest >= self._published else None
+
+    def built(self, build: str, batch: int) -> SnapshotReader | None:
+        """What a slice under build holds once it has loaded this micro-batch, and nothing behind it; None
+        when it is not so far, or further."""
+        with self._alone:
+            kept = self._built
+            there = None if kept is None else (kept.snapshot.applied.build, kept.snapshot.applied.batch)
+            return self._reading(kept) if there == (build, batch) else None
 
     def newest(self) -> int:
         """The newest number held, -1 when none."""

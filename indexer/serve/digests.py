@@ -24,9 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.scan.local.tasks import UNHURRIED, Pace
-from indexer.serve import seeds
+from indexer.serve import built, seeds
+from indexer.serve.holding import LARGEST_LIMIT, held
 from indexer.unique.shape import KeyShape
-from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, StoreDamagedError, StoredDocument
+from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, StoredDocument
 from keytide.definition.index import IndexDefinition
 from keytide.errors import InvariantViolationError, RetryableError
 from keytide.model.timestamp import Timestamp
@@ -47,21 +48,13 @@ from keytide.wire.digests import (
     SkipsAsk,
     SlicePin,
 )
+from keytide.wire.entry_sums import BuiltAsk
 
 LONGEST_LEASE_MS: Final = 600_000
 """Whatever is asked: a verifier renews what it holds much sooner."""
-LARGEST_LIMIT: Final = 500_000
-"""Rows that one call looks at at most: about a second."""
 _BLOCK: Final = 4_096
 _DUPLICATES: Final = 1_000
 """A call ends with the block in which it has so many to tell."""
-
-
-class SnapshotNotHeldError(RetryableError):
-    """A slice does not hold the snapshot (any more): it restarted, or was rolled back."""
-
-    problem_type = "snapshot-not-held"
-    status = 503
 
 
 def answer(view: NodeView, ask: Ask, now: int, effort: Pace = UNHURRIED) -> Answer:
@@ -78,6 +71,9 @@ def answer(view: NodeView, ask: Ask, now: int, effort: Pace = UNHURRIED) -> Answ
     """
     if isinstance(ask, PinAsk):
         return PinAnswer([_pin(view, ask, number, now) for number in ask.slices])
+    if isinstance(ask, BuiltAsk):
+        with held(view, ask) as snapshot:
+            return built.part(snapshot, ask, effort)
     record = view.catalog().index(ask.index)
     if record is None:
         raise RetryableError(
@@ -85,15 +81,7 @@ def answer(view: NodeView, ask: Ask, now: int, effort: Pace = UNHURRIED) -> Answ
             problem_type="index-not-ready",
             next_step="try again in a moment",
         )
-    snapshot = view.acquire(ask.index, ask.slice, ask.number)
-    if snapshot is None or snapshot.incarnation != ask.incarnation:
-        if snapshot is not None:
-            snapshot.release()
-        raise SnapshotNotHeldError(
-            f"slice {ask.slice} of {ask.index} does not hold snapshot {ask.number} on node {view.node_id}",
-            next_step="begin again with a newer one",
-        )
-    try:
+    with held(view, ask) as snapshot:
         if isinstance(ask, DigestAsk):
             return digest(snapshot, record.definition, ask, effort)
         if isinstance(ask, EntriesAsk):
@@ -101,18 +89,6 @@ def answer(view: NodeView, ask: Ask, now: int, effort: Pace = UNHURRIED) -> Answ
         if isinstance(ask, SkipsAsk):
             return seeds.skips(snapshot, ask)
         return rows(snapshot, record.definition, ask, effort)
-    except StoreDamagedError as error:
-        view.report_damage(ask.index, ask.slice, error.message)
-        raise RetryableError(
-            f"slice {ask.slice} of {ask.index} is damaged: {error.message}",
-            problem_type="store-damaged",
-            next_step="it is rebuilt by itself; verify the index again when it is READY",
-        ) from error
-    except DoubtfulReadError as error:
-        view.report_doubt(ask.index, ask.slice, error.message)
-        raise
-    finally:
-        snapshot.release()
 
 
 def _pin(view: NodeView, ask: PinAsk, number: int, now: int) -> SlicePin:

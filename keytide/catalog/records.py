@@ -91,11 +91,9 @@ class IndexRecord(msgspec.Struct, frozen=True):
         version: catalog version from which projectors emit for it; 0 before its first BUILD.
         placement: for each slice, the ids of the nodes that hold it (the first is asked first).
         build: the build that is under way or was the last.
-        slice_builds: slice -> the build that fills or filled it, where that is another one than `build`: the
-            slice was rebuilt alone.
+        slice_builds: slice -> the build that fills or filled it alone, where that is another than `build`.
         splits: of a RANGE index, from the version on (`keytide.catalog.partitioning`): encoded values,
-        ascending, one
-            less than slices.
+            ascending, one less than slices.
         verified_at: when its last verification ended, milliseconds; 0 when there was none.
         verification: id of the job that it was; "" for none.
         violated: what failed it, when its last build found violations of UNIQUE.
@@ -179,7 +177,7 @@ class BuildRecord(msgspec.Struct, frozen=True):
         incarnation: of the keyspace, when the build began.
         attempt: how often the same has been begun before, because the source was rolled back, a slice lost
             what it had got, or a rebuild failed.
-        verify: its indexes are READY only when they were verified.
+        verify: its indexes are READY only when they were verified; `verify_full`: by a second read alone.
         phase: `waiting-for-transactions`, `sampling`, `reading`, `sorting`, `loading`, `catching-up` or
             `verifying`; "" before the first and after the last.
         paused: why it pauses, in words; "" when it does not. With state QUEUED: it is not to start.
@@ -193,6 +191,7 @@ class BuildRecord(msgspec.Struct, frozen=True):
         left_out, skipped: index id -> reason -> documents read that it has no entries of: its definition
             leaves them out (`leading-key-missing`, `where-not-true`...), or they cannot be indexed.
         engine: what reads the source: `spark`, or `local` for the driver alone; "" for nothing yet.
+        compared: `equal` when its slices store what was projected, by sums; else why not; "" for not yet.
     """
 
     id: str
@@ -230,6 +229,8 @@ class BuildRecord(msgspec.Struct, frozen=True):
     skipped: dict[str, dict[str, int]] = {}
     seed: str = ""
     engine: str = ""
+    verify_full: bool = False
+    compared: str = ""
 
     @property
     def rebuild(self) -> bool:
@@ -395,6 +396,5 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(key: str, value: bytes) -> Record:
-    """The typed record of a metadata message; raises `msgspec.ValidationError` or `KeyError` for one this
-    release does not know."""
+    """The typed record of a metadata message; raises `msgspec.ValidationError` or `KeyError` if unknown."""
     return msgspec.json.decode(value, type=_KINDS[key.split("/", 1)[0]])

@@ -149,10 +149,13 @@ def index_build(
         bool | None,
         typer.Option(
             "--verify/--no-verify",
-            help="whether the indexes are compared with the source before they answer (setting build.verify)",
+            help="whether the indexes answer only when they are verified (setting build.verify)",
             show_default=False,
         ),
     ] = None,
+    verify_full: Annotated[
+        bool, typer.Option("--verify-full", help="verify them by a second read of the source, not by sums")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="wait until it is over, with a progress bar")] = False,
     as_json: bool = False,
 ) -> Any:
@@ -162,8 +165,8 @@ def index_build(
         body["rate_limit"] = rate
     if origin is not None:
         body["origin"] = json_file(origin)
-    if verify is not None:
-        body["verify"] = verify
+    if verify is not None or verify_full:
+        body["verify"] = "full" if verify_full else verify
     build = admin.call("POST", "/v1/builds", body)
     return admin.wait_for_build(build["id"], quiet=as_json) if wait else build
 

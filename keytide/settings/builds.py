@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from keytide.settings.scans import Section
@@ -99,9 +101,10 @@ class BuildSettings(Section):
         le=2_000_000,
         description="documents read for splits of RANGE indexes: more, and slices are more even",
     )
-    verify: bool = Field(
+    verify: bool | Literal["full"] = Field(
         True,
-        description="indexes are READY only when they were compared with the source, and nothing was wrong",
+        description="indexes are READY only when their slices store what was projected, by sums; where these "
+        "say nothing, when a second read of the source found nothing wrong; `full`: always by a second read",
     )
     spark_options: dict[str, str] = Field(default_factory=dict, description="further Spark configuration")
     jars: list[str] = Field(

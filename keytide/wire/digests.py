@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from keytide.model.timestamp import Timestamp
 from keytide.wire.columns import hashes_of
+from keytide.wire.entry_sums import BuiltAnswer, BuiltAsk
 
 Sums = npt.NDArray[np.uint64]
 """u64[FIELDS, buckets]."""
@@ -327,8 +328,8 @@ class SkipsAnswer(msgspec.Struct, frozen=True, array_like=True, tag="skips-found
     lines: list[SkippedVersion]
 
 
-Ask = PinAsk | DigestAsk | RowsAsk | EntriesAsk | SkipsAsk
-Answer = PinAnswer | DigestAnswer | RowsAnswer | EntriesAnswer | SkipsAnswer
+Ask = PinAsk | DigestAsk | RowsAsk | EntriesAsk | SkipsAsk | BuiltAsk
+Answer = PinAnswer | DigestAnswer | RowsAnswer | EntriesAnswer | SkipsAnswer | BuiltAnswer
 
 encode: Final = msgspec.msgpack.Encoder().encode
 ask_decoder: Final = msgspec.msgpack.Decoder(Ask)

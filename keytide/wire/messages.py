@@ -619,6 +619,8 @@ class BuildProgress(_Message, frozen=True, array_like=True):
     """As that of `NodeHeartbeat`."""
     engine: str = ""
     """What reads the source: `spark`, or `local` for the driver itself; "" before either."""
+    compared: str = ""
+    """Of one that has PASSED: as `BuildRecord.compared`."""
 
 
 class BuildSampled(_Message, frozen=True, array_like=True):

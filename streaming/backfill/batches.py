@@ -68,6 +68,7 @@ class BuildPlan:
     Attributes:
         run: names this start of the driver.
         slices: index id -> the slices that the build fills.
+        summed: what is projected is summed up, and compared with what slices store.
     """
 
     build: str
@@ -76,6 +77,7 @@ class BuildPlan:
     topic_id: str
     indexes: tuple[IndexRecord, ...]
     slices: Mapping[str, Sequence[int]]
+    summed: bool = False
 
     @functools.cached_property
     def targets(self) -> list[core.SliceTarget]:

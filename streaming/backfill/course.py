@@ -8,7 +8,7 @@ The process around it, with Spark, Kafka and the metadata, is an argument (`Driv
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from keytide.process.sync_points import reach
 from streaming.backfill.batches import Batches, BuildPlan, Wait
 from streaming.backfill.table_origin import begins_at
 from streaming.core import micro_batches as core
+from streaming.core.comparing import UNKNOWN, CopySums, verdict
 from streaming.drivers import failures
 from streaming.drivers.journal import JournalLostError
 from streaming.drivers.outage import Outage
@@ -107,6 +108,11 @@ class DriverShell(Protocol):
 
     def stop_query(self) -> None:
         """End the query, and all waiting."""
+        ...
+
+    async def held_sums(self, batch: int) -> Sequence[CopySums]:
+        """What every copy of the slices that the build fills stores, once it has loaded its last
+        micro-batch. Raises as `follow`."""
         ...
 
     def tell(self) -> None:
@@ -295,7 +301,23 @@ class BuildCourse:
             end = Timestamp.of(empty or status.position.offsets(), plan.topic_id)
             status.finish_empty(end)
             await self._batches.send_ends(0, end, end, [{} for _ in plan.targets])
+        if plan.summed:
+            await self._compare()
         reach("driver-passed")
         status.enter("PASSED")
         self._shell.tell()
         log.info("build %s: passed after %d micro-batches", plan.build, status.finished + 1)
+
+    async def _compare(self) -> None:
+        """Compare what slices store with what was projected for them (R55)."""
+        status, plan = self._status, self._plan
+        projected = status.journal.projected(len(plan.targets))
+        if projected is None:
+            status.compared = UNKNOWN
+            return
+        status.comparing = True
+        held = await self._shell.held_sums(status.finished)
+        status.compared = verdict(plan.targets, projected, held)
+        log.info(
+            "build %s: sums of what was projected and of what slices store: %s", plan.build, status.compared
+        )

@@ -79,6 +79,7 @@ from streaming.backfill.seed import SeedReader
 from streaming.backfill.table_origin import read_table
 from streaming.backfill.tasks import BackfillTasks
 from streaming.core import micro_batches as core
+from streaming.core.comparing import CopySums
 from streaming.core.sizing import Sizing
 from streaming.drivers import failures
 from streaming.drivers.engine import Engine, SparkEngine
@@ -90,6 +91,7 @@ from streaming.drivers.outage import Outage
 from streaming.drivers.progress import Status
 from streaming.drivers.rate_gate import RateGate
 from streaming.drivers.stages import OutOfRoomError
+from streaming.slices.built import BuiltSlices
 from streaming.slices.entries import SliceEntries
 from streaming.spark import session as spark
 from streaming.spark.checkpoint import Checkpoint
@@ -203,7 +205,8 @@ class BackfillDriver(Driver):
         self._status.take_over(self._journal(keyspace))
         take_up(self.build, keyspace, self._status, source.earliest)
         run = uuid.uuid4().hex[:12]
-        self._plan = BuildPlan(self._id, run, keyspace.name, keyspace.topic_id, filled, slices)
+        summed = self.build.verify and not self.build.verify_full and not self.build.rebuild
+        self._plan = BuildPlan(self._id, run, keyspace.name, keyspace.topic_id, filled, slices, summed)
         self._tasks = BackfillTasks(self._settings, self._plan)
         own = self._settings.build
         sizing = Sizing(
@@ -342,6 +345,12 @@ class BackfillDriver(Driver):
             self._slices = SliceEntries(self._metadata.catalog, [self.build.seed], nodes)
             self._held.callback(self._slices.close)
         return self._slices
+
+    async def held_sums(self, batch: int) -> list[CopySums]:
+        nodes = BlockingNodeClient(self._settings.security.tls_authority)
+        indexes = [index.id for index in self._plan.indexes]
+        with closing(BuiltSlices(self._metadata.catalog, indexes, nodes, self._id, self._now)) as slices:
+            return slices.sums(self._plan.targets, batch, self.follow)
 
     async def start_query(self) -> None:
         self._query.start(self._status.position)

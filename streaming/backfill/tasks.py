@@ -145,6 +145,7 @@ class BackfillTasks:
             heard=batch > 0,
             settings=self._settings.model_copy(update={"security": SecuritySettings()}),
             splits={index.id: index.splits for index in self._plan.indexes if index.splits},
+            summed=self._plan.summed,
         )
 
     def _client(self, documents: int, extents: int) -> TaskClient:

@@ -33,6 +33,7 @@ from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import BuildRecord, KeyspaceRecord
 from keytide.errors import KeytideError, invariant
 from keytide.model.timestamp import Timestamp
+from keytide.wire.entry_sums import NO_ENTRIES, EntrySums
 from keytide.wire.messages import BatchEnd
 
 EXIT_PASSED = 0
@@ -73,6 +74,7 @@ class ExtentSummary(msgspec.Struct, frozen=True, array_like=True, tag="extent"):
         entries: target number -> entries that it put into the shuffle.
         skipped: index id -> reason -> versions (in the ledger).
         left_out: index id -> reason -> documents that the definition leaves out.
+        sums: target number -> of the same entries; None where they are not summed up.
     """
 
     attempt: str
@@ -81,6 +83,7 @@ class ExtentSummary(msgspec.Struct, frozen=True, array_like=True, tag="extent"):
     entries: dict[int, int]
     skipped: dict[str, dict[str, int]] = {}
     left_out: dict[str, dict[str, int]] = {}
+    sums: dict[int, EntrySums] | None = None
 
 
 class TargetSummary(msgspec.Struct, frozen=True, array_like=True, tag="target"):
@@ -116,6 +119,7 @@ class SettledBatch(NamedTuple):
         documents: records read.
         foreign: hashes of documents found in more than one source partition; u64[n], one byte string.
         skipped, left_out: index id -> reason -> count.
+        sums: for each target, of the entries that were projected; None where they are not summed up.
     """
 
     winners: list[dict[str, int]]
@@ -124,6 +128,7 @@ class SettledBatch(NamedTuple):
     foreign: bytes
     skipped: dict[str, dict[str, int]]
     left_out: dict[str, dict[str, int]]
+    sums: list[EntrySums] | None = None
 
 
 def targets_of(slices: Mapping[str, Iterable[int]]) -> list[SliceTarget]:
@@ -161,6 +166,7 @@ def settle(targets: int, shares: int, summaries: Iterable[Summary]) -> SettledBa
     done: set[int] = set()
     skipped: dict[str, dict[str, int]] = {}
     left_out: dict[str, dict[str, int]] = {}
+    sums: list[EntrySums] | None = [NO_ENTRIES] * targets
     for summary in summaries:
         match summary:
             case ExtentSummary():
@@ -172,6 +178,7 @@ def settle(targets: int, shares: int, summaries: Iterable[Summary]) -> SettledBa
                     put_in[target] += entries
                 add_counts(skipped, summary.skipped)
                 add_counts(left_out, summary.left_out)
+                sums = _with(sums, summary.sums)
             case TargetSummary(target=target):
                 invariant(
                     target not in done,
@@ -193,7 +200,14 @@ def settle(targets: int, shares: int, summaries: Iterable[Summary]) -> SettledBa
         "NothingLost",
         lambda: f"entries projected per target {put_in}, entries delivered or retracted {taken_out}",
     )
-    return SettledBatch(winners, delivered, documents, b"".join(foreign), skipped, left_out)
+    return SettledBatch(winners, delivered, documents, b"".join(foreign), skipped, left_out, sums)
+
+
+def _with(sums: list[EntrySums] | None, more: Mapping[int, EntrySums] | None) -> list[EntrySums] | None:
+    """Sums of targets with those of one more share; None where those of one are not known."""
+    if sums is None or more is None:
+        return None
+    return [one.plus(more.get(target, NO_ENTRIES)) for target, one in enumerate(sums)]
 
 
 def add_counts(total: dict[str, dict[str, int]], more: Mapping[str, Mapping[str, int]]) -> None:

@@ -27,6 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from keytide.wire.entry_sums import EntrySums, sums_of
 from keytide.wire.messages import PutChunk
 from streaming.core.versions import Offsets, contained
 
@@ -98,6 +99,18 @@ def entry_keys(keys: pa.Array, ids: pa.Array) -> pa.Array:
     """The entry keys of canonical keys and document ids."""
     joined = pc.binary_join_element_wise(keys, ids, pa.scalar(b"", pa.binary()))
     return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
+
+
+def summed(entries: pa.RecordBatch) -> EntrySums:
+    """What entries sum up to, in whatever order."""
+    keys, values = entry_keys(entries.column("key"), entries.column("id")), entries.column("value")
+    found: list[bytes] | None = items(values) if lengths(values).any() else None  # type: ignore[assignment]
+    return sums_of(
+        items(keys),  # type: ignore[arg-type] # none is null
+        found,
+        numbers(entries, "partition"),
+        numbers(entries, "offset"),
+    )
 
 
 def sort_run(entries: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:

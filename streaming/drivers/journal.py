@@ -31,6 +31,7 @@ from keytide.errors import KeytideError
 from keytide.kafka.admin import KafkaUnavailableError
 from keytide.kafka.fenced_writer import ShutOutError
 from keytide.model.timestamp import Timestamp
+from keytide.wire.entry_sums import NO_ENTRIES, EntrySums
 from streaming.core.sizing import SizedBatch
 from streaming.drivers.failures import StoppedError
 from streaming.drivers.outage import Outage
@@ -63,6 +64,7 @@ class Journal(msgspec.Struct, rename={"newest": "piece"}):
         table_documents: rows of it.
         newest: the newest micro-batch whose ends may have been sent; None before the first (or a table's).
         size: documents that the next driver's first micro-batch has; 0 before any was begun.
+        sums: of each target, of what was projected for it in the first `summed` micro-batches; [] for none.
     """
 
     first_read_at: int = 0
@@ -78,6 +80,22 @@ class Journal(msgspec.Struct, rename={"newest": "piece"}):
     newest: SizedBatch | None = None
     size: int = 0
     left_out: dict[str, dict[str, int]] = {}
+    sums: list[EntrySums] = []
+    summed: int = 0
+
+    def add_sums(self, batch: int, sums: Sequence[EntrySums] | None) -> None:
+        """Take in those of a micro-batch, once; None where they are not known. What comes behind a gap is
+        left out: then nobody knows what all of it sums up to."""
+        if sums is not None and batch == self.summed:
+            before = self.sums or [NO_ENTRIES] * len(sums)
+            self.sums = [one.plus(more) for one, more in zip(before, sums, strict=True)]
+            self.summed = batch + 1
+
+    def projected(self, targets: int) -> list[EntrySums] | None:
+        """Of each target, of all that was projected for it; None when that is not known."""
+        if self.nothing_to_read is not None:
+            return [NO_ENTRIES] * targets
+        return list(self.sums) if self.summed == self.finished + 1 and len(self.sums) == targets else None
 
     @property
     def pending(self) -> SizedBatch | None:

@@ -47,6 +47,8 @@ class Status:
         rows_total: entries of that layout; 0 until it is known, and of a table.
         gate: counts what tasks of the present micro-batch have read.
         engine: what reads (`BuildProgress.engine`).
+        comparing: what slices store is being compared with what was projected.
+        compared: what came of it (`BuildProgress.compared`).
     """
 
     def __init__(self) -> None:
@@ -61,6 +63,8 @@ class Status:
         self.position = self.earliest = Timestamp()
         self.gate: RateGate | None = None
         self.engine = ""
+        self.comparing = False
+        self.compared = ""
 
     def take_over(self, keeper: JournalKeeper) -> None:
         """Go on where the driver before was; from now on what is done is kept there.
@@ -157,6 +161,7 @@ class Status:
                 journal.entries[target.index_id] = journal.entries.get(target.index_id, 0) + entries
             add_counts(journal.skipped, outcome.skipped)
             add_counts(journal.left_out, outcome.left_out)
+            journal.add_sums(batch, outcome.sums)
             if journal.newest is not None:
                 journal.newest = replace(journal.newest, done=True)
         self._keep(journal)
@@ -216,12 +221,15 @@ class Status:
                 attempt=attempt,
                 protocol=SPOKEN,
                 engine=self.engine,
+                compared=self.compared,
             )
 
     def _phase(self, gate: RateGate | None) -> str:
         """What the driver does, in the words of the contract."""
         if self._state == "PASSED":
             return "loading"
+        if self.comparing:
+            return "verifying"
         return "sorting" if gate is not None and gate.all_read else "reading"
 
 

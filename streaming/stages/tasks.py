@@ -32,6 +32,7 @@ import numpy as np
 import pyarrow as pa
 
 from keytide.wire.columns import hashes_of
+from keytide.wire.entry_sums import NO_ENTRIES, EntrySums
 from keytide.wire.messages import Heard, RemovalChunk, Skip
 from projector.core.projection import SourceBatch
 from streaming.core import micro_batches as core
@@ -133,6 +134,7 @@ class _FirstStage:
         self._sender = ChunkSender(work)
         self._chunks: dict[int, int] = {}
         self._entries: dict[int, int] = {}
+        self._sums: dict[int, EntrySums] | None = {} if work.summed else None
 
     def spill(self, spill: Spill) -> Iterator[pa.RecordBatch]:
         """Send the removal chunks of a spill; the rows that it brings to the shuffle."""
@@ -150,6 +152,8 @@ class _FirstStage:
                 yield row(work.route(target), target, RETRACTION, b"", body)
         for target, entries in sorted(spill.entries.items()):
             self._entries[target] = self._entries.get(target, 0) + entries.num_rows
+            if self._sums is not None:
+                self._sums[target] = self._sums.get(target, NO_ENTRIES).plus(runs.summed(entries))
             for first, block in runs.blocks(entries, work.settings.build.chunk_bytes):
                 yield row(work.route(target), target, BLOCK, first, runs.encode_block(block))
 
@@ -167,7 +171,8 @@ class _FirstStage:
             if len(hashes):
                 yield row(route, -1, HASHES, b"", hashes.tobytes())
         summary = core.ExtentSummary(
-            self._sender.attempt, share.read, self._chunks, self._entries, share.skipped, share.left_out
+            *(self._sender.attempt, share.read, self._chunks, self._entries),
+            *(share.skipped, share.left_out, self._sums),
         )
         yield row(routes[0], -1, SUMMARY, b"", _encode_summary(summary))
 

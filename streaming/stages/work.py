@@ -52,6 +52,7 @@ class BatchWork:
         settings: without secrets that only other parts need.
         losers: partition -> offsets of versions that another partition has a newer version of.
         splits: index id -> its splits, of those by RANGE.
+        summed: whether what is projected is summed up, to be compared with what slices store.
     """
 
     build: str
@@ -65,6 +66,7 @@ class BatchWork:
     losers: Mapping[int, Offsets] = field(default_factory=dict, repr=False)
     spill_bytes: int = SPILL_BYTES
     splits: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict, repr=False)
+    summed: bool = False
 
     def route(self, target: int) -> int:
         return self.routes[target % len(self.routes)]

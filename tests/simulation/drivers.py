@@ -23,6 +23,7 @@ from keytide.wire.messages import BatchEnd, BuildSampled, encode
 from streaming.backfill.batches import Batches, BuildPlan, Seeded
 from streaming.backfill.course import BuildCourse, take_up
 from streaming.core import micro_batches as core
+from streaming.core.comparing import CopySums
 from streaming.core.log_identity import ReadLostError
 from streaming.core.micro_batches import SettledBatch, SliceTarget
 from streaming.core.sizing import SizedBatch, Sizing
@@ -333,6 +334,9 @@ class SimDriver:
         self, work: Callable[[], Coroutine[Any, Any, None]], follow: Callable[[], None]
     ) -> None:
         await self._beside(work(), follow)
+
+    async def held_sums(self, batch: int) -> list[CopySums]:
+        raise NotImplementedError("builds are not verified here")
 
     async def start_query(self) -> None:
         self._error, self._query, self._queried = None, None, True

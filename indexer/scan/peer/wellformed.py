@@ -15,6 +15,7 @@ from indexer.scan.peer.messages import HOLDER, LeaseRequest, MalformedRequestErr
 from keytide.catalog.catalog import Catalog
 from keytide.errors import InvariantViolationError
 from keytide.wire.digests import Ask, DigestAsk, EntriesAsk, PinAsk, RowsAsk, SkipsAsk
+from keytide.wire.entry_sums import BuiltAsk
 from keytide.wire.index_lists import ListAsk
 
 
@@ -29,7 +30,7 @@ def check(request: ReadMessage | LeaseRequest | Ask | ListAsk, catalog: Catalog)
     """
     slices = (
         [request.slice]
-        if isinstance(request, DigestAsk | RowsAsk | EntriesAsk | SkipsAsk)
+        if isinstance(request, DigestAsk | RowsAsk | EntriesAsk | SkipsAsk | BuiltAsk)
         else request.slices
     )
     _check_slices(request.index, slices, catalog)

@@ -1,0 +1,134 @@
+"""What slices under build sum up to, once they have loaded the last micro-batch (`keytide.wire.entry_sums`).
+
+Theory of operation
+===================
+Every copy of every slice is asked, some at once, again and again until it has loaded what it was sent. Then
+nothing else is in it: its mutation queue it reads only when the build's end tells it to. What is asked is
+read part by part, so a node's thread is never taken for long. Who does not answer for a while, or loads
+nothing for long, is given up: then nobody knows.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Final, Literal
+
+from keytide.catalog.catalog import Catalog
+from keytide.errors import RetryableError
+from keytide.http.blocking_nodes import BlockingNodeClient
+from keytide.wire.entry_sums import MODULO_MASK, BuiltAnswer, BuiltAsk, EntrySums
+from streaming.core.comparing import Copy, CopySums
+from streaming.core.micro_batches import SliceTarget
+from streaming.drivers.failures import StoppedError
+from streaming.slices.pins import PinLostError, PinnedSlices
+
+ROWS_PER_CALL: Final = 100_000
+"""Some tenths of a second of a node's thread."""
+AT_ONCE: Final = 4
+"""Copies that are asked at once."""
+POLL_S: Final = 0.1
+AWAY_S: Final = 30.0
+"""So long a copy may give no answer, before it is given up."""
+LOAD_LIMIT_S: Final = 300.0
+"""So long all that are left may load, without that one is done."""
+
+
+class BuiltSlices(PinnedSlices):
+    """The slices of the indexes of one build.
+
+    Args:
+        now: seconds, of a clock that only goes on.
+    """
+
+    def __init__(
+        self,
+        catalog: Callable[[], Catalog],
+        indexes: Sequence[str],
+        nodes: BlockingNodeClient,
+        build: str,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(catalog, indexes, nodes)
+        self._build = build
+        self._now = now
+        self._ending = threading.Event()
+
+    def copies(self, targets: Sequence[SliceTarget]) -> list[Copy]:
+        """The copies of slices that the build fills."""
+        placed = {index.id: index.placement for index in self.records()}
+        return [
+            Copy(number, node)
+            for number, (index, slice_number) in enumerate(targets)
+            for node in placed[index][slice_number]
+        ]
+
+    def sums(self, targets: Sequence[SliceTarget], batch: int, follow: Callable[[], None]) -> list[CopySums]:
+        """Of every copy, when it has loaded this micro-batch.
+
+        Args:
+            follow: called now and then; what it raises ends this.
+        """
+        found: list[CopySums] = []
+        done_at = self._now()
+        due = dict.fromkeys(self.copies(targets), done_at)
+        """When a copy is asked (again)."""
+        silent: dict[Copy, float] = {}
+        """Since when it has not answered."""
+        asked: dict[Future[EntrySums], Copy] = {}
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sums") as pool:
+            try:
+                while due or asked:
+                    follow()
+                    now = self._now()
+                    for copy in [one for one, at in due.items() if at <= now]:
+                        del due[copy]
+                        asked[pool.submit(self._sums, targets[copy.target], copy.node, batch)] = copy
+                    for future in wait(asked, POLL_S, FIRST_COMPLETED).done:
+                        copy, now = asked.pop(future), self._now()
+                        try:
+                            found.append(CopySums(copy, future.result()))
+                            done_at = now
+                            continue
+                        except PinLostError as error:
+                            silent.pop(copy, None)
+                            why, given_up = error.message, now - done_at > LOAD_LIMIT_S
+                        except RetryableError as error:
+                            why, given_up = error.message, now - silent.setdefault(copy, now) > AWAY_S
+                        if given_up:
+                            found.append(CopySums(copy, None, why))
+                        else:
+                            due[copy] = now + POLL_S
+                    if due and not asked:
+                        self._ending.wait(POLL_S)
+            except BaseException:
+                self._ending.set()  # (what is being asked ends with its part)
+                raise
+        return sorted(found, key=lambda one: one.copy)
+
+    def _sums(self, target: SliceTarget, node: str, batch: int) -> EntrySums:
+        """Of one copy.
+
+        Raises:
+            PinLostError: it has not loaded the micro-batch.
+            RetryableError: it does not answer.
+        """
+        entries, content = self._stage(target, node, batch, "forward")
+        _, versions = self._stage(target, node, batch, "back")
+        return EntrySums(entries, content, versions)
+
+    def _stage(
+        self, target: SliceTarget, node: str, batch: int, stage: Literal["forward", "back"]
+    ) -> tuple[int, int]:
+        entries = total = 0
+        after, more = b"", True
+        while more:
+            if self._ending.is_set():
+                raise StoppedError
+            ask = BuiltAsk(*target, self._build, batch, stage, after, ROWS_PER_CALL)
+            answer = self.read(node, ask, BuiltAnswer)
+            entries, total = entries + answer.entries, (total + answer.total) & MODULO_MASK
+            after, more = answer.reached, answer.more
+        return entries, total
