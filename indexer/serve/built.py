@@ -23,16 +23,17 @@ def part(snapshot: ReadableSnapshot, ask: BuiltAsk, effort: Pace) -> BuiltAnswer
     """
     limit = max(1, min(ask.limit, LARGEST_LIMIT))
     blocks = _forward(snapshot, ask.after) if ask.stage == "forward" else _back(snapshot, ask.after)
-    found, seen, reached = EntrySums(), 0, ask.after
+    found, seen, reached, more = EntrySums(), 0, ask.after, False
     try:
-        for reached, rows, sums in blocks:
-            found, seen = found.plus(sums), seen + rows
+        for last, rows, sums in blocks:
+            found, seen, reached = found.plus(sums), seen + rows, last
             effort.look()
-            if seen >= limit or effort.spent:
-                return BuiltAnswer(found.entries, found.content + found.versions, True, reached)
+            if more := seen >= limit or effort.spent:
+                break
     except (InvariantViolationError, UnicodeDecodeError) as error:
         raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
-    return BuiltAnswer(found.entries, found.content + found.versions, False, reached)
+    total = found.content + found.versions  # (one of them)
+    return BuiltAnswer(found.entries, total, more, reached, snapshot.count(b"", None))
 
 
 def _forward(snapshot: ReadableSnapshot, after: bytes) -> Iterator[tuple[bytes, int, EntrySums]]:

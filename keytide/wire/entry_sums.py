@@ -36,7 +36,7 @@ Hashes = npt.NDArray[np.uint64]
 
 EQUAL: Final = "equal"
 """What a driver says when every copy of every slice sums up to what was projected for it."""
-MODULO_MASK: Final = (1 << 64) - 1
+_MASK: Final = (1 << 64) - 1
 _ODD_1: Final = np.uint64(0x9E3779B97F4A7C15)
 _ODD_2: Final = np.uint64(0xC2B2AE3D27D4EB4F)
 _ODD_3: Final = np.uint64(0x165667B19E3779F9)
@@ -55,8 +55,8 @@ class EntrySums(msgspec.Struct, frozen=True, array_like=True):
         """Of both together."""
         return EntrySums(
             self.entries + other.entries,
-            (self.content + other.content) & MODULO_MASK,
-            (self.versions + other.versions) & MODULO_MASK,
+            (self.content + other.content) & _MASK,
+            (self.versions + other.versions) & _MASK,
         )
 
 
@@ -140,9 +140,12 @@ class BuiltAnswer(msgspec.Struct, frozen=True, array_like=True, tag="built-sums"
     entries: in this part.
     total: their `content`, or, of the back index, `versions`.
     reached: behind which row to go on, when there is `more`.
+    held: entries that the slice has, as it counts them: where they are not as many as were projected, nothing
+        need be read.
     """
 
     entries: int
     total: int
     more: bool
     reached: bytes
+    held: int

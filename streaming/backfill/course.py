@@ -18,6 +18,7 @@ from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
 from keytide.model.words import few
 from keytide.process.sync_points import reach
+from keytide.wire.entry_sums import EntrySums
 from streaming.backfill.batches import Batches, BuildPlan, Wait
 from streaming.backfill.table_origin import begins_at
 from streaming.core import micro_batches as core
@@ -110,9 +111,13 @@ class DriverShell(Protocol):
         """End the query, and all waiting."""
         ...
 
-    async def held_sums(self, batch: int) -> Sequence[CopySums]:
+    async def held_sums(self, projected: Sequence[EntrySums], batch: int) -> Sequence[CopySums]:
         """What every copy of the slices that the build fills stores, once it has loaded its last
-        micro-batch. Raises as `follow`."""
+        micro-batch. Raises as `follow`.
+
+        Args:
+            projected: for each target.
+        """
         ...
 
     def tell(self) -> None:
@@ -316,7 +321,7 @@ class BuildCourse:
             status.compared = UNKNOWN
             return
         status.comparing = True
-        held = await self._shell.held_sums(status.finished)
+        held = await self._shell.held_sums(projected, status.finished)
         status.compared = verdict(plan.targets, projected, held)
         log.info(
             "build %s: sums of what was projected and of what slices store: %s", plan.build, status.compared

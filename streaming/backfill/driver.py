@@ -51,7 +51,7 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -71,6 +71,7 @@ from keytide.model.log_history import LogHistory
 from keytide.model.timestamp import Timestamp
 from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings
+from keytide.wire.entry_sums import EntrySums
 from keytide.wire.messages import BuildProgress
 from streaming.backfill.batches import Batches, BuildPlan, run_through
 from streaming.backfill.course import POLL_S, BuildCourse, take_up, wait_out
@@ -346,11 +347,11 @@ class BackfillDriver(Driver):
             self._held.callback(self._slices.close)
         return self._slices
 
-    async def held_sums(self, batch: int) -> list[CopySums]:
+    async def held_sums(self, projected: Sequence[EntrySums], batch: int) -> list[CopySums]:
         nodes = BlockingNodeClient(self._settings.security.tls_authority)
         indexes = [index.id for index in self._plan.indexes]
         with closing(BuiltSlices(self._metadata.catalog, indexes, nodes, self._id, self._now)) as slices:
-            return slices.sums(self._plan.targets, batch, self.follow)
+            return slices.sums(self._plan.targets, projected, batch, self.follow)
 
     async def start_query(self) -> None:
         self._query.start(self._status.position)

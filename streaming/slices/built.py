@@ -19,7 +19,7 @@ from typing import Final, Literal
 from keytide.catalog.catalog import Catalog
 from keytide.errors import RetryableError
 from keytide.http.blocking_nodes import BlockingNodeClient
-from keytide.wire.entry_sums import MODULO_MASK, BuiltAnswer, BuiltAsk, EntrySums
+from keytide.wire.entry_sums import NO_ENTRIES, BuiltAnswer, BuiltAsk, EntrySums
 from streaming.core.comparing import Copy, CopySums
 from streaming.core.micro_batches import SliceTarget
 from streaming.drivers.failures import StoppedError
@@ -65,10 +65,17 @@ class BuiltSlices(PinnedSlices):
             for node in placed[index][slice_number]
         ]
 
-    def sums(self, targets: Sequence[SliceTarget], batch: int, follow: Callable[[], None]) -> list[CopySums]:
+    def sums(
+        self,
+        targets: Sequence[SliceTarget],
+        projected: Sequence[EntrySums],
+        batch: int,
+        follow: Callable[[], None],
+    ) -> list[CopySums]:
         """Of every copy, when it has loaded this micro-batch.
 
         Args:
+            projected: of each target.
             follow: called now and then; what it raises ends this.
         """
         found: list[CopySums] = []
@@ -85,7 +92,8 @@ class BuiltSlices(PinnedSlices):
                     now = self._now()
                     for copy in [one for one, at in due.items() if at <= now]:
                         del due[copy]
-                        asked[pool.submit(self._sums, targets[copy.target], copy.node, batch)] = copy
+                        wanted = projected[copy.target]
+                        asked[pool.submit(self._sums, targets[copy.target], copy.node, batch, wanted)] = copy
                     for future in wait(asked, POLL_S, FIRST_COMPLETED).done:
                         copy, now = asked.pop(future), self._now()
                         try:
@@ -108,27 +116,25 @@ class BuiltSlices(PinnedSlices):
                 raise
         return sorted(found, key=lambda one: one.copy)
 
-    def _sums(self, target: SliceTarget, node: str, batch: int) -> EntrySums:
-        """Of one copy.
+    def _sums(self, target: SliceTarget, node: str, batch: int, projected: EntrySums) -> EntrySums:
+        """Of one copy; where it does not have as many entries as were projected, their number alone.
 
         Raises:
             PinLostError: it has not loaded the micro-batch.
             RetryableError: it does not answer.
         """
-        entries, content = self._stage(target, node, batch, "forward")
-        _, versions = self._stage(target, node, batch, "back")
-        return EntrySums(entries, content, versions)
-
-    def _stage(
-        self, target: SliceTarget, node: str, batch: int, stage: Literal["forward", "back"]
-    ) -> tuple[int, int]:
-        entries = total = 0
-        after, more = b"", True
-        while more:
-            if self._ending.is_set():
-                raise StoppedError
-            ask = BuiltAsk(*target, self._build, batch, stage, after, ROWS_PER_CALL)
-            answer = self.read(node, ask, BuiltAnswer)
-            entries, total = entries + answer.entries, (total + answer.total) & MODULO_MASK
-            after, more = answer.reached, answer.more
-        return entries, total
+        found = NO_ENTRIES
+        stages: tuple[Literal["forward", "back"], ...] = ("forward", "back")
+        for stage in stages:
+            after, more = b"", True
+            while more:
+                if self._ending.is_set():
+                    raise StoppedError
+                ask = BuiltAsk(*target, self._build, batch, stage, after, ROWS_PER_CALL)
+                answer = self.read(node, ask, BuiltAnswer)
+                if answer.held != projected.entries:
+                    return EntrySums(answer.held)
+                part = (answer.entries, answer.total, 0) if stage == "forward" else (0, 0, answer.total)
+                found = found.plus(EntrySums(*part))
+                after, more = answer.reached, answer.more
+        return found

@@ -19,6 +19,7 @@ from keytide.errors import CallerError, RetryableError
 from keytide.kafka.fenced_writer import ShutOutError
 from keytide.model.log_history import LogHistory
 from keytide.model.timestamp import Timestamp
+from keytide.wire.entry_sums import EntrySums
 from keytide.wire.messages import BatchEnd, BuildSampled, encode
 from streaming.backfill.batches import Batches, BuildPlan, Seeded
 from streaming.backfill.course import BuildCourse, take_up
@@ -335,7 +336,7 @@ class SimDriver:
     ) -> None:
         await self._beside(work(), follow)
 
-    async def held_sums(self, batch: int) -> list[CopySums]:
+    async def held_sums(self, projected: Sequence[EntrySums], batch: int) -> list[CopySums]:
         raise NotImplementedError("builds are not verified here")
 
     async def start_query(self) -> None:

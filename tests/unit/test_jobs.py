@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from msgspec.structs import replace
@@ -36,6 +36,7 @@ from coordinator.views import jobs as job_views
 from coordinator.views import views
 from keytide.catalog.records import JobRecord
 from keytide.model.timestamp import Timestamp
+from keytide.wire.entry_sums import EQUAL
 from keytide.wire.messages import JobProgress, NodeHeartbeat, RepairEnd, RepairStatus, SliceStatus
 from tests.unit.leader_world import BACKFILL, MUTATIONS, World, backfilled, facts, started
 
@@ -478,6 +479,79 @@ def test_the_build_says_whether_it_is_verified() -> None:
     assert not any(isinstance(one, Note) and one.kind == "job-started" for one in answer.instructions)
 
 
+def compared(words: str, world: World | None = None, build: str = "b8") -> World:
+    """A build whose driver has compared sums, up to the snapshot that all slices hold."""
+    world = world or World(VERIFIED)
+    started(world)
+    world.activate(1, 120, 40)
+    world.driver(build, "RUNNING", 2, (125, 60), phase="verifying")
+    world.tick(300)
+    assert world.build(build).phase == "verifying"
+    world.driver(build, "PASSED", 2, (125, 60), compared=words)
+    world.handle(SourceSampled(facts((130, 60)), build, world.now))
+    return world
+
+
+def test_a_build_whose_sums_are_equal_is_ready_without_a_second_read() -> None:
+    world = compared(EQUAL)
+    world.tick(300)
+    assert shown(world)["phase"] == "catching-up", "nothing verifies any more"
+    assert world.common(131, 60) == [DeleteTopics((BACKFILL,)), RemoveBuildFolder("b8")]
+    build = world.build("b8")
+    assert (build.state, build.verification, build.compared) == ("READY", "", EQUAL)
+    assert world.leader.jobs.all() == []
+    assert any(note.text.endswith("verified by sums") for note in world.notes if note.kind == "build-ready")
+    index = world.index("by_city")
+    assert (index.verified_at, index.verification) == (0, ""), "an index is verified by reading its source"
+
+
+def test_where_sums_differ_or_say_nothing_the_source_is_read_again() -> None:
+    for words in ("slice 1 of by_city-3 on node n2 stores other entries than were projected", ""):
+        world = compared(words)
+        (start,) = [*world.common(131, 60), *world.tick(300)]
+        assert isinstance(start, StartDriver)
+        build = world.build("b8")
+        assert (build.state, build.phase, build.verification) == ("CATCHUP", "verifying", start.build)
+        told = [note.text for note in world.notes if note.kind == "build-read-again"]
+        assert told == ([f"build b8 reads its source once more: {words}"] if words else [])
+        report(world, start.build, "DONE", counts={"MISSING": 3})
+        world.tick(300)
+        assert world.build("b8").state == "FAILED"
+
+
+def test_what_sums_said_outlives_a_leader_and_what_is_said_too_early_counts_for_nothing() -> None:
+    world = compared(EQUAL)
+    again, _ = world.restart()
+    again.node("n1", "n2")
+    again.handle(SourceSampled(facts((130, 60)), "", again.now))
+    again.common(140, 60)
+    assert (again.build("b8").state, again.build("b8").verification) == ("READY", "")
+    world = World(VERIFIED)
+    started(world)
+    world.activate(1, 120, 40)
+    world.driver("b8", "RUNNING", 2, (125, 60), compared=EQUAL)
+    assert world.build("b8").compared == ""
+    world.driver("b8", "PASSED", 2, (125, 60))
+    world.handle(SourceSampled(facts((130, 60)), "b8", world.now))
+    assert any(isinstance(one, StartDriver) for one in [*world.common(131, 60), *world.tick(300)])
+
+
+def test_a_build_may_ask_for_a_second_read_whatever_sums_say() -> None:
+    world = compared(EQUAL, World(BuildLimits(verify="full")))
+    assert world.build("b8").verify_full
+    (start,) = [*world.common(131, 60), *world.tick(300)]
+    assert isinstance(start, StartDriver)
+    assert views.build(world.leader, world.build("b8"), world.now)["verify"] == "full"
+    out = world.leader.builds.begin_again(world.build("b8"), "a slice is lost", world.now)
+    (anew,) = [one for one in world.leader.builds.registry.all() if one.state == "QUEUED"]
+    assert (anew.verify, anew.verify_full, bool(out)) == (True, True, True)
+    world = World(VERIFIED)
+    world.sql("CREATE INDEX a ON people (city) WITH (slices=1, defer_build=true)")
+    answer = world.leader.commands.build(["a"], 0, world.now, verify="full")
+    assert answer.build is not None
+    assert (answer.build.verify, answer.build.verify_full) == (True, True)
+
+
 # --- what is in the way of a build's verification -----------------------------------------------------------
 
 
@@ -675,10 +749,12 @@ def test_what_is_verified_reads_nothing_any_more() -> None:
 
 
 def test_a_build_is_not_at_a_hundred_percent_before_it_is_ready() -> None:
-    world = started(World(VERIFIED))
-    world.activate(1, 100, 50)
-    world.driver("b8", "RUNNING", 1, (50, 25), documents=75)
-    assert shown(world)["percent"] == 25.0
+    verify: bool | Literal["full"]
+    for verify, percent in (("full", 25.0), (True, 50.0), (False, 50.0)):
+        world = started(World(BuildLimits(verify=verify)))
+        world.activate(1, 100, 50)
+        world.driver("b8", "RUNNING", 1, (50, 25), documents=75)
+        assert shown(world)["percent"] == percent, "a second read is expected only where it is asked for"
     world, job = arrived()
     assert (shown(world)["percent"], shown(world)["eta_s"]) == (50.0, None)
     report(world, job, percent=1.0)

@@ -20,6 +20,7 @@ from keytide.kafka.clients import Producer
 from keytide.kafka.fenced_writer import FencedWriter, ShutOutError, TransactionsRefusedError
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import load_settings
+from keytide.wire.entry_sums import NO_ENTRIES, EntrySums
 from streaming.backfill.course import wait_out
 from streaming.core import micro_batches as core
 from streaming.core.sizing import SizedBatch
@@ -30,6 +31,34 @@ from streaming.drivers.kafka_journal import EarlierJournal, read_journals
 from streaming.drivers.outage import Outage
 
 FIRST = SizedBatch(0, {0: 0}, {0: 9})
+
+
+def test_sums_count_once_and_nothing_behind_a_gap_does() -> None:
+    """Of a micro-batch that is run again, by whatever driver, and of one that another release has done."""
+    one, other = [EntrySums(1, 5, 7), EntrySums(2, 6, 8)], [EntrySums(3, 1, 1), NO_ENTRIES]
+    journal = Journal(newest=FIRST)
+    assert journal.projected(2) is None, "it is not done"
+    journal.newest = SizedBatch(0, {0: 0}, {0: 9}, done=True)
+    assert journal.projected(2) is None, "a release that sums up nothing has done it"
+    journal.add_sums(1, other)
+    assert (journal.sums, journal.summed) == ([], 0)
+    journal.add_sums(0, None)
+    journal.add_sums(0, one)
+    journal.add_sums(0, one)
+    assert journal.projected(2) == one
+    assert journal.projected(3) is None
+    journal.add_sums(1, other)
+    assert journal.projected(2) is None, "the second is not done"
+    journal.newest = SizedBatch(1, {0: 9}, {0: 12}, done=True)
+    again = msgspec.json.decode(msgspec.json.encode(journal), type=Journal)
+    assert again.projected(2) == [EntrySums(4, 6, 8), EntrySums(2, 6, 8)]
+    largest = (1 << 64) - 1
+    again.add_sums(2, [EntrySums(0, largest, largest)] * 2)
+    assert [one.content for one in again.sums] == [5, 5]
+    assert msgspec.json.decode(msgspec.json.encode(again), type=Journal) == again
+    assert Journal(nothing_to_read={0: 4}).projected(2) == [NO_ENTRIES] * 2
+    before = msgspec.json.decode(b'{"first_read_at":1,"table_read":true}', type=Journal)
+    assert before.projected(2) is None, "of the release before"
 
 
 class Topic:
