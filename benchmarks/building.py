@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import lmdb
 
@@ -25,21 +25,23 @@ from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.settings import StoreSettings
 from keytide.errors import invariant
 from keytide.model.timestamp import Timestamp
+from keytide.wire.entry_sums import EQUAL
 
 NAME: Final = "by_city"
 COMMIT: Final = 5_000
 """Entries per commit where they are put one by one and committed as they come."""
 
 
-def backfill(documents: int = MILLION, verify: bool = False) -> Result:
+def backfill(documents: int = MILLION, verify: bool | Literal["full"] = False) -> Result:
     """One Spark build over documents that are already in Kafka, from its first read to READY (Spark's start
     not counted).
 
     Args:
-        verify: whether READY includes the verification.
+        verify: whether READY includes the verification, by sums; `full`: by a second read of the source.
     """
     size = "" if documents == MILLION else f"-{documents // MILLION}m"
-    result = Result(f"backfill{size}{'-verified' if verify else ''}")
+    verified = {False: "", True: "-verified", "full": "-verified-full"}[verify]
+    result = Result(f"backfill{size}{verified}")
     result.machine = machine_state()
     result.sizes = {
         "documents": documents,
@@ -65,6 +67,8 @@ def backfill(documents: int = MILLION, verify: bool = False) -> Result:
         result.figures["seconds_with_spark_start"] = round(whole, 2)
         result.figures["cores_used"] = round(result.figures["cpu_seconds"] / max(whole, 0.1), 2)
         result.figures["cpu_us_per_document"] = round(1e6 * result.figures["cpu_seconds"] / documents, 1)
+        by_sums = build["compared"] == EQUAL
+        invariant(by_sums == (verify is True), "BenchmarkIndex", f"compared: {build['compared']}")
         check_count(bench, NAME, documents)
         index: dict[str, Any] = bench.admin.call("GET", f"/v1/indexes/{NAME}")
         result.sizes["index_mb"] = round((index.get("bytes") or 0) / 1e6)

@@ -27,6 +27,7 @@ from deploy.demo.proof import Taken, prove, take
 from keytide.cli.admin import Admin
 from keytide.client import Client
 from keytide.kafka.clients import AdminClient
+from keytide.wire.entry_sums import EQUAL
 
 TOPIC = "flights"
 PARTITIONS = 4
@@ -234,7 +235,7 @@ def _build(console: Console, admin: Admin, lapse: TimeLapse, updates: int) -> di
 def _verified(console: Console, admin: Admin, build: dict[str, Any]) -> str:
     """What the verification found that the build waited for, in words."""
     if not build["verification"]:
-        return "no (setting build.verify)"
+        return "yes, by sums" if build["compared"] == EQUAL else "no (setting build.verify)"
     job = admin.call("GET", f"/v1/jobs/{build['verification']}")
     if not job["clean"]:
         raise SystemExit(f"verification {job['id']} found {job['counts']}: {job['report']}")

@@ -1,2 +1,3 @@
-"""What drivers read of slices, from the nodes that have them: whole indexes at one snapshot that is held.
-Called by verification, and by builds that begin with the slices of another layout."""
+"""What drivers read of slices, from the nodes that have them: whole indexes at one snapshot that is held, or
+what slices under build sum up to. Called by verification, and by builds: those that begin with the slices of
+another layout, and all that compare what slices store with what was projected."""

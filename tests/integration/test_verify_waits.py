@@ -17,6 +17,7 @@ from tests.waiting import wait_for
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 
 SETTINGS = {
+    "KEYTIDE_BUILD__VERIFY": "full",
     "KEYTIDE_BUILD__SPARK_MASTER": "local[2]",
     "KEYTIDE_BUILD__DRIVER_MEMORY": "1g",
     "KEYTIDE_VERIFY__RESTARTS": "0",

@@ -228,6 +228,12 @@ def test_deletions_of_what_came_earlier_and_updates_are_read_again(building: Cal
         assert "were projected" in made.verdict()
 
 
+def test_what_a_later_part_of_a_share_replaces_is_read_again(building: Callable[..., Building]) -> None:
+    made = building("by_a-1")
+    made.batch(stages.random_records(4, 400), spill_bytes=1)
+    assert "were projected" in made.verdict()
+
+
 def test_an_empty_build_is_verified(building: Callable[..., Building]) -> None:
     made = building("by_a-1")
     made.batch([])

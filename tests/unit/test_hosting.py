@@ -797,6 +797,44 @@ def test_a_build_waits_for_the_disk_with_all_that_was_read(tmp_path: Path) -> No
     assert run.runner.status(0).state == "CATCHUP"
 
 
+def test_a_slice_under_build_shows_what_it_has_loaded_until_it_switches_over(tmp_path: Path) -> None:
+    """To who compares it, also after a restart; scans see nothing of it before."""
+    run = Run(tmp_path, Applied(timestamp=Timestamp({}, TOPIC_ID), build="b", building=True))
+
+    def shown(runner: SliceRunner, number: int) -> list[bytes] | None:
+        held = runner.ring.built("b", number)
+        if held is None:
+            return None
+        keys = [key for rows in held.rows(b"", None) for key, _ in rows]
+        held.release()
+        return keys
+
+    def send(number: int, *versions: Version) -> None:
+        of: dict[str, Any] = {"index": KEY[0], "slice_number": KEY[1], "number": number, "sequence": 0}
+        chunk = put_chunk([(b"k", one) for one in versions], build="b", run="r", attempt="a", **of)
+        start, reached = (Timestamp.of({0: 10 * at}, TOPIC_ID) for at in (number, number + 1))
+        end = BatchEnd("b", *KEY, "r", number, start, reached, {"a": 1})
+        for at, data in enumerate((encode(chunk), encode(end))):
+            run.runner.feed(BackfillData(data, 2 * number + at), 0)
+
+    assert shown(run.runner, 0) is None
+    send(0, Version(0, 1, b"d1", (b"k",)))
+    assert shown(run.runner, 0) == [b"kd1"]
+    assert run.runner.ring.tip() is None
+    run.store.full = True
+    send(1, Version(0, 11, b"d2", (b"k",)))
+    assert (shown(run.runner, 0), shown(run.runner, 1)) == (None, None), "it is being written to"
+    run.store.full = False
+    run.runner.look_after(RETRY_MS)
+    assert (shown(run.runner, 0), shown(run.runner, 1)) == (None, [b"kd1", b"kd2"])
+    run.runner.ring.close()
+    run.runner.start(0)
+    assert shown(run.runner, 1) == [b"kd1", b"kd2"], "a restart has what is durable"
+    run.runner.feed(BackfillData(encode(BuildEnd("b", *KEY, 2, 0)), 4), 0)
+    assert run.runner.status(0).state == "CATCHUP"
+    assert shown(run.runner, 1) is None, "from here on its mutation queue changes it"
+
+
 def test_chunks_wait_for_the_disk_in_order(tmp_path: Path) -> None:
     run = Run(tmp_path / "absent", Applied(timestamp=Timestamp({}, TOPIC_ID), build="b", building=True))
     entries = [(b"k", Version(0, 0, b"d", (b"k",)))]
