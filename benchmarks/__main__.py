@@ -72,8 +72,13 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object per benchmark")
     parser.add_argument("--documents", type=int, help="instead of the usual number (growth: millions)")
     parser.add_argument("--verify", action="store_true", help="backfill: READY only when verified, by sums")
-    second = {"action": "store_const", "const": "full", "dest": "verify"}
-    parser.add_argument("--verify-full", **second, help="backfill: the same by a second read")
+    parser.add_argument(
+        "--verify-full",
+        action="store_const",
+        const="full",
+        dest="verify",
+        help="backfill: the same by a second read",
+    )
     parser.add_argument("--busy", action="store_true", help="keep every core busy with something else")
     parser.add_argument("--times", type=int, default=1, help="so many rounds, as a stress test: see --logs")
     parser.add_argument(
