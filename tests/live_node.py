@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from indexer.hosting.node import ServingNode
 from indexer.hosting.slice_runner import SliceKey
 from indexer.hosting.snapshots import SnapshotRing
@@ -32,6 +34,7 @@ from tests.unit.scan_world import Doc, definition_of, sliced
 
 KEYSPACE = "users"
 NUMBER = 5
+BUILD = "b1"
 SECRET = "5e" * 32
 DOCUMENTS = 60
 STATEMENTS = (
@@ -64,7 +67,8 @@ def _key(index: str, at: int) -> list[Json]:
 
 
 class LiveNode:
-    """A node `n0` with three indexes, whose slices hold snapshot 5 in base and delta."""
+    """A node `n0` with three indexes, whose slices hold snapshot 5 in base and delta; and the same as what a
+    build has brought."""
 
     def __init__(self, folder: Path) -> None:
         self.view = ServingNode("n0")
@@ -116,6 +120,9 @@ class LiveNode:
             store.apply(segments(of_slice[half:]), state(NUMBER, p0=DOCUMENTS))
             ring = SnapshotRing(8)
             ring.add(store.snapshot(), NUMBER, 0)
+            built = store.snapshot()
+            built.applied = replace(built.applied, build=BUILD, batch=0)
+            ring.show_built(built)
             self.stores[key_of], self.rings[key_of] = store, ring
 
     def check(self) -> None:

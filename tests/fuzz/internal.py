@@ -32,7 +32,7 @@ from keytide.errors import InvariantViolationError
 from keytide.settings.settings import load_settings
 from keytide.wire.digests import VERIFY_PATH
 from keytide.wire.index_lists import LISTS_PATH
-from tests.live_node import NUMBER, LiveNode
+from tests.live_node import BUILD, NUMBER, LiveNode
 from tests.unit.scan_world import of_the_cluster
 
 _encode = msgspec.msgpack.encode
@@ -156,7 +156,7 @@ class InternalFuzz:
         floors = draw.choice(({}, {0: 30}, {0xFFFFFFFF: 1 << 62}))
         after = draw.choice((b"", self._key(), b"u10"))
         limit = draw.choice((0, 7, 10**6))
-        match draw.choice(("pin", "digest", "rows")):
+        match draw.choice(("pin", "digest", "rows", "built")):
             case "pin":
                 lease_ms = draw.choice((0, 1_000))
                 return VERIFY_PATH, [
@@ -170,6 +170,18 @@ class InternalFuzz:
                 ]
             case "digest":
                 return VERIFY_PATH, ["digest", index, number, NUMBER, 0, stage, bits, floors, after, limit]
+            case "built":
+                build = draw.choice((BUILD, BUILD, "b2"))
+                return VERIFY_PATH, [
+                    "built",
+                    index,
+                    number,
+                    build,
+                    draw.choice((0, 0, 1)),
+                    stage,
+                    after,
+                    limit,
+                ]
             case _:
                 buckets = sorted(draw.sample(range(1 << bits), min(2, 1 << bits)))
                 ids = [b"u01", b"u17"]

@@ -8,6 +8,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -34,16 +35,21 @@ from keytide.http.blocking_nodes import BlockingNodeClient
 from keytide.model.timestamp import Timestamp
 from keytide.wire import digests
 from keytide.wire.entry_sums import EQUAL, NO_ENTRIES, EntrySums
-from keytide.wire.messages import PutChunk, RemovalChunk
+from keytide.wire.messages import BuildProgress, PutChunk, RemovalChunk
+from streaming.backfill.batches import BuildPlan, run_through
+from streaming.backfill.course import BuildCourse
 from streaming.core import micro_batches as core
-from streaming.core.comparing import Copy, CopySums, verdict
+from streaming.core.comparing import UNKNOWN, Copy, CopySums, verdict
+from streaming.core.sizing import SizedBatch
 from streaming.drivers.failures import StoppedError
 from streaming.drivers.journal import Journal
+from streaming.drivers.outage import Outage
 from streaming.slices import built
 from streaming.slices.built import BuiltSlices
 from tests.posts import post_to
 from tests.store_kit import lmdb_store
 from tests.unit import test_streaming_stages as stages
+from tests.unit.kept_journal import KeptJournal
 from tests.unit.test_streaming_stages import BY_A, BY_TAG, Record, Sent, definition, micro_batch, work
 
 BY_HASH = definition("CREATE INDEX by_hash ON s USING hash (a) INCLUDE (n) WITH (slices=3)")
@@ -74,6 +80,7 @@ class Building:
         self.rings: dict[Copy, SnapshotRing] = {}
         self.views = {name: ServingNode(name) for name in nodes}
         self.down: set[str] = set()
+        self.older: set[str] = set()
         self.asked: list[str] = []
         records: list[catalog_records.Record] = [
             ClusterRecord("c", "5e" * 32, 0),
@@ -131,6 +138,8 @@ class Building:
             self.asked.append(node)
             if node in self.down:
                 raise httpx.ConnectError("down")
+            if node in self.older:
+                return httpx.Response(422, json={"type": "invalid-request", "title": "no such message"})
             ask = digests.ask_decoder.decode(request.content)
             try:
                 found = node_side.answer(self.views[node], ask, 1_000)
@@ -392,12 +401,14 @@ def test_slices_are_waited_for_until_they_have_loaded_all(building: Callable[...
     assert len(made.asked) > 12
 
 
-@pytest.mark.parametrize("how", ["away", "stands still"])
+@pytest.mark.parametrize("how", ["away", "of a release before", "stands still"])
 def test_what_cannot_be_compared_is_not_verified(building: Callable[..., Building], how: str) -> None:
     made = building("by_a-1", nodes=("n0", "n1"))
     made.batch(documents(0, 90))
     if how == "away":
         made.down.add("n1")
+    elif how == "of a release before":
+        made.older.add("n1")
     else:
         made.rings[Copy(3, "n1")].show_built(None)
     found = made.verdict(now=itertools.count(step=10).__next__)
@@ -442,3 +453,69 @@ def test_a_verdict_names_some_and_counts_the_others() -> None:
     equal = [CopySums(Copy(number, "n"), one) for number, one in enumerate(projected)]
     assert verdict(targets, projected, equal) == EQUAL
     assert verdict(targets, projected, equal[1:]) == "1 slices have no copy"
+
+
+# --- the driver -------------------------------------------------------------------------------------------
+
+
+class Shell:
+    """The process of a driver that has read everything."""
+
+    def __init__(self, held: Callable[[Sequence[EntrySums]], list[CopySums]]) -> None:
+        self._held = held
+        self.asked: list[int] = []
+        self.told: list[BuildProgress] = []
+        self.status = KeptJournal().status()
+
+    async def held_sums(self, projected: Sequence[EntrySums], batch: int) -> list[CopySums]:
+        self.asked.append(batch)
+        self.told.append(self.status.report(BUILD, "r", 0))
+        return self._held(projected)
+
+    async def send_ends(self, *_: object) -> None:
+        """Slices hear of an empty micro-batch."""
+
+    def tell(self) -> None:
+        self.told.append(self.status.report(BUILD, "r", 0))
+
+
+def passed(shell: Any, batches: int, *, summed: bool = True) -> BuildProgress:
+    """What a driver says last, that has done so many micro-batches of one entry."""
+    status = shell.status
+    for number in range(batches):
+        piece = SizedBatch(number, {0: number}, {0: number + 1})
+        status.settle_batch(Timestamp.of(piece.end), piece)
+        sums = [EntrySums(1, number, number)] if summed else None
+        outcome = core.SettledBatch([{}], [1], 1, b"", {}, {}, sums)
+        status.finish_batch(number, Timestamp.of(piece.end), [core.SliceTarget("i", 0)], outcome)
+    plan = BuildPlan(BUILD, "r", "s", "t", (), {"i": [0]}, summed)
+    course = BuildCourse(plan, 1, status, shell, shell, Outage(1.0))
+    run_through(course._pass())
+    last: BuildProgress = shell.told[-1]
+    assert last.state == "PASSED"
+    return last
+
+
+def test_a_driver_says_what_sums_show_with_its_last_word() -> None:
+    equal = Shell(lambda projected: [CopySums(Copy(0, "n0"), projected[0])])
+    assert passed(equal, 3).compared == EQUAL
+    assert equal.asked == [2]
+    assert [(one.phase, one.compared) for one in equal.told[:1]] == [("verifying", "")]
+    other = Shell(lambda _: [CopySums(Copy(0, "n0"), EntrySums(3, 3, 4))])
+    assert passed(other, 3).compared == "slice 0 of i on node n0 stores other entries than were projected"
+    nothing = Shell(lambda projected: [CopySums(Copy(0, "n0"), projected[0])])
+    assert passed(nothing, 0).compared == EQUAL
+    assert nothing.asked == [0]
+
+
+def test_what_an_earlier_driver_did_without_sums_is_not_compared() -> None:
+    shell = Shell(lambda projected: [CopySums(Copy(0, "n0"), projected[0])])
+    shell.status.journal.summed = 5  # (as if others were left out before)
+    assert passed(shell, 2).compared == UNKNOWN
+    assert shell.asked == []
+
+
+def test_a_build_that_is_not_verified_by_sums_compares_nothing() -> None:
+    shell = Shell(lambda _: [])
+    assert passed(shell, 2, summed=False).compared == ""
+    assert shell.asked == []

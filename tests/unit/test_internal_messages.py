@@ -19,7 +19,7 @@ from keytide.settings.settings import load_settings
 from keytide.wire.digests import VERIFY_PATH
 from keytide.wire.index_lists import LISTS_PATH
 from tests.fuzz.internal import InternalFuzz
-from tests.live_node import NUMBER, SECRET, LiveNode
+from tests.live_node import BUILD, NUMBER, SECRET, LiveNode
 from tests.unit.scan_world import of_the_cluster
 
 encode = msgspec.msgpack.encode
@@ -78,6 +78,9 @@ CONTRADICTIONS: list[tuple[str, Any]] = [
     (VERIFY_PATH, ["rows", INDEX, 0, NUMBER, 0, "forward", 2, [4], [], b"", 10, 10]),
     (VERIFY_PATH, ["pin", INDEX, [0], NUMBER, 0, "pages", 0]),
     (VERIFY_PATH, ["pin", INDEX, [0, 5], NUMBER, 0, "v", 10]),
+    (VERIFY_PATH, ["built", INDEX, 9, BUILD, 0, "forward", b"", 10]),
+    (VERIFY_PATH, ["built", INDEX, 0, BUILD, -1, "forward", b"", 10]),
+    (VERIFY_PATH, ["built", INDEX, 0, BUILD, 0, "pages", b"", 10]),
     (LISTS_PATH, {"what": "skipped", "index": INDEX, "slices": [0], "limit": 5, "after": [-1, 0]}),
     (LISTS_PATH, {"what": "skipped", "index": INDEX, "slices": [3], "limit": 5}),
     (LISTS_PATH, {"what": "map", "index": INDEX, "slices": [0], "limit": 5}),
