@@ -178,9 +178,10 @@ class NodeView(Protocol):
         """The slice's newest committed state; None when the slice is not on this node or not open."""
         ...
 
-    def built(self, index: str, slice_number: int, build: str, batch: int) -> ReadableSnapshot | None:
-        """What a slice under build has made durable once it has loaded this micro-batch, and nothing behind
-        it; None when it is not so far, or further, or not here."""
+    def built(self, index: str, slice_number: int, build: str) -> ReadableSnapshot | None:
+        """What a slice under build has made durable: its `number` is the micro-batch up to which it has
+        loaded, and nothing behind that is in it. None while it loads, and when it is not of this build (any
+        more), or not here."""
         ...
 
     def newest(self, index: str, slice_number: int) -> int:

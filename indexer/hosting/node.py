@@ -156,10 +156,10 @@ class ServingNode:
         ring = self._rings.get((index, slice_number))
         return None if ring is None else ring.tip()
 
-    def built(self, index: str, slice_number: int, build: str, batch: int) -> SnapshotReader | None:
-        """What a slice under build holds behind a micro-batch; None when it is not just there."""
+    def built(self, index: str, slice_number: int, build: str) -> SnapshotReader | None:
+        """What a slice under build has loaded; None while it loads, or when it is not of this build."""
         ring = self._rings.get((index, slice_number))
-        return None if ring is None else ring.built(build, batch)
+        return None if ring is None else ring.built(build)
 
     def newest(self, index: str, slice_number: int) -> int:
         """Newest snapshot number that the slice holds, -1 when none."""

@@ -111,7 +111,7 @@ class SnapshotRing:
         with self._alone:
             if self._built is not None:
                 _drop(self._built)
-            self._built = None if snapshot is None else OpenSnapshot(snapshot, UNNUMBERED)
+            self._built = None if snapshot is None else OpenSnapshot(snapshot, snapshot.applied.batch)
 
     def publish(self, number: int, now: int) -> None:
         """The leader announced a newest common number."""
@@ -238,13 +238,13 @@ class SnapshotRing:
             newest = self._order[-1] if self._order else UNNUMBERED
             return self._reading(self._numbered.get(newest)) if newest >= self._published else None
 
-    def built(self, build: str, batch: int) -> SnapshotReader | None:
-        """What a slice under build holds once it has loaded this micro-batch, and nothing behind it; None
-        when it is not so far, or further."""
+    def built(self, build: str) -> SnapshotReader | None:
+        """What a slice under build has loaded: up to the micro-batch that is the snapshot's number, and
+        nothing behind it. None while it loads, and when it is not of this build (any more)."""
         with self._alone:
             kept = self._built
-            there = None if kept is None else (kept.snapshot.applied.build, kept.snapshot.applied.batch)
-            return self._reading(kept) if there == (build, batch) else None
+            there = kept is not None and kept.snapshot.applied.build == build
+            return self._reading(kept) if there else None
 
     def newest(self) -> int:
         """The newest number held, -1 when none."""

@@ -63,11 +63,15 @@ def _numbered(view: NodeView, ask: DigestAsk | RowsAsk | EntriesAsk | SkipsAsk) 
 
 
 def _built(view: NodeView, ask: BuiltAsk) -> ReadableSnapshot:
-    snapshot = view.built(ask.index, ask.slice, ask.build, ask.batch)
-    if snapshot is None:
-        raise SnapshotNotHeldError(
-            f"slice {ask.slice} of {ask.index} on node {view.node_id} does not end with micro-batch "
-            f"{ask.batch} of build {ask.build}",
-            next_step="ask again when it has loaded it",
-        )
-    return snapshot
+    snapshot = view.built(ask.index, ask.slice, ask.build)
+    if snapshot is not None and snapshot.number == ask.batch:
+        return snapshot
+    there = "it loads, or is not of that build"
+    if snapshot is not None:
+        there = f"it has loaded what comes up to {snapshot.number}"
+        snapshot.release()
+    raise SnapshotNotHeldError(
+        f"slice {ask.slice} of {ask.index} on node {view.node_id} does not end with micro-batch {ask.batch} "
+        f"of build {ask.build}: {there}",
+        next_step="ask again when it has loaded it",
+    )

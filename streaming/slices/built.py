@@ -19,6 +19,7 @@ from typing import Final, Literal
 from keytide.catalog.catalog import Catalog
 from keytide.errors import RetryableError
 from keytide.http.blocking_nodes import BlockingNodeClient
+from keytide.http.node_protocol import RefusedError
 from keytide.wire.entry_sums import NO_ENTRIES, BuiltAnswer, BuiltAsk, EntrySums
 from streaming.core.comparing import Copy, CopySums
 from streaming.core.micro_batches import SliceTarget
@@ -30,10 +31,12 @@ ROWS_PER_CALL: Final = 100_000
 AT_ONCE: Final = 4
 """Copies that are asked at once."""
 POLL_S: Final = 0.1
-AWAY_S: Final = 30.0
-"""So long a copy may give no answer, before it is given up."""
+AWAY_S: Final = 60.0
+"""So long a copy may give no answer, before it is given up: a node restarts sooner."""
 LOAD_LIMIT_S: Final = 300.0
-"""So long all that are left may load, without that one is done."""
+"""So long those that are left may show no progress."""
+NEVER: Final = "invalid-request"
+"""What a node of a release before says."""
 
 
 class BuiltSlices(PinnedSlices):
@@ -84,6 +87,8 @@ class BuiltSlices(PinnedSlices):
         """When a copy is asked (again)."""
         silent: dict[Copy, float] = {}
         """Since when it has not answered."""
+        told: dict[Copy, str] = {}
+        """How far it said that it is."""
         asked: dict[Future[EntrySums], Copy] = {}
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sums") as pool:
             try:
@@ -102,9 +107,14 @@ class BuiltSlices(PinnedSlices):
                             continue
                         except PinLostError as error:
                             silent.pop(copy, None)
-                            why, given_up = error.message, now - done_at > LOAD_LIMIT_S
+                            why = error.message
+                            if told.get(copy) != why:
+                                told[copy], done_at = why, now
+                            given_up = now - done_at > LOAD_LIMIT_S
                         except RetryableError as error:
-                            why, given_up = error.message, now - silent.setdefault(copy, now) > AWAY_S
+                            why, cause = error.message, error.__cause__
+                            given_up = now - silent.setdefault(copy, now) > AWAY_S
+                            given_up |= isinstance(cause, RefusedError) and cause.type == NEVER
                         if given_up:
                             found.append(CopySums(copy, None, why))
                         else:

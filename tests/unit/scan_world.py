@@ -228,7 +228,6 @@ class FakeView:
         self.doubted: dict[tuple[str, int], str] = {}
         self.older: Catalog | None = None
         self.lagging: dict[tuple[str, int], frozenset[str]] = {}
-        self.builds: dict[tuple[str, int, str, int], FakeSnapshot] = {}
 
     def catalog(self) -> Catalog:
         """The world's, or an older one that the node has not read on from."""
@@ -290,8 +289,8 @@ class FakeView:
         held = self._slice(index, slice_number)
         return _taken(held.tip if held.snapshots else None)  # (else it has restarted, and joined no number)
 
-    def built(self, index: str, slice_number: int, build: str, batch: int) -> FakeSnapshot | None:
-        return _taken(self.builds.get((index, slice_number, build, batch)))
+    def built(self, index: str, slice_number: int, build: str) -> None:
+        """Fakes are of no build that goes on."""
 
     def newest(self, index: str, slice_number: int) -> int:
         return max(self._slice(index, slice_number).snapshots, default=-1)

@@ -802,12 +802,12 @@ def test_a_slice_under_build_shows_what_it_has_loaded_until_it_switches_over(tmp
     run = Run(tmp_path, Applied(timestamp=Timestamp({}, TOPIC_ID), build="b", building=True))
 
     def shown(runner: SliceRunner, number: int) -> list[bytes] | None:
-        held = runner.ring.built("b", number)
+        held = runner.ring.built("b")
         if held is None:
             return None
         keys = [key for rows in held.rows(b"", None) for key, _ in rows]
         held.release()
-        return keys
+        return keys if held.number == number else None
 
     def send(number: int, *versions: Version) -> None:
         of: dict[str, Any] = {"index": KEY[0], "slice_number": KEY[1], "number": number, "sequence": 0}
