@@ -60,12 +60,12 @@ class BuiltSlices(PinnedSlices):
         self._ending = threading.Event()
 
     def copies(self, targets: Sequence[SliceTarget]) -> list[Copy]:
-        """The copies of slices that the build fills."""
-        placed = {index.id: index.placement for index in self.records()}
+        """The copies of slices that the build fills; none of an index that is gone."""
+        placed = {index.id: dict(enumerate(index.placement)) for index in self.records()}
         return [
             Copy(number, node)
             for number, (index, slice_number) in enumerate(targets)
-            for node in placed[index][slice_number]
+            for node in placed.get(index, {}).get(slice_number, ())
         ]
 
     def sums(
