@@ -287,7 +287,7 @@ class SliceRunner:
             case KeepChunk(key=key, chunk=chunk):
                 self._spool.keep(key, chunk)
             case LoadBatch(puts=puts, removals=removals, applied=applied):
-                self.ring.show_built(None)  # (its pages can be written over)
+                self.ring.show_built(None)  # (who waits for it sees that it goes on)
                 done = self.store.load(self._spool.puts(puts), self._spool.removals(removals), applied)
                 self.ring.show_built(self.store.snapshot())
                 words = "slice %s/%d loaded micro-batch %d, %d of %d entries appended"
