@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from coordinator.http.api import BuildBody
 from keytide.cli.admin import Admin, build_words, duration, why_ended
 from keytide.cli.app import app
 from keytide.errors import CallerError
+from keytide.settings.builds import BuildSettings
 
 STATE = {
     "id": "b7",
@@ -101,6 +103,22 @@ def test_steering(answers: list[Coordinator], command: tuple[str, ...], asked: t
     assert answers[0].asked == [asked]
     told = CliRunner().invoke(app, ["build", *command, "--json"])
     assert json.loads(told.stdout)["paused"] == "on request"
+
+
+@pytest.mark.parametrize(
+    ("options", "verify"),
+    [((), None), (("--verify",), True), (("--no-verify",), False), (("--verify-full",), "full")],
+)
+def test_how_a_build_is_verified(answers: list[Coordinator], options: tuple[str, ...], verify: Any) -> None:
+    answers.append(Coordinator(STATE))
+    result = CliRunner().invoke(app, ["index", "build", "by_city", *options, "--url", "http://c"])
+    assert result.exit_code == 0, result.output
+    ((_, path, body),) = answers[0].asked
+    assert (path, body.get("verify")) == ("/v1/builds", verify)
+    built = BuildBody.model_validate(body).verify
+    assert (built, type(built)) == (verify, type(verify)), "as the coordinator reads it"
+    if verify is not None:
+        assert BuildSettings.model_validate({"verify": str(verify).lower()}).verify == verify
 
 
 def test_a_build_is_waited_for_to_its_end(answers: list[Coordinator]) -> None:
