@@ -111,7 +111,7 @@ def test_steering(answers: list[Coordinator], command: tuple[str, ...], asked: t
 )
 def test_how_a_build_is_verified(answers: list[Coordinator], options: tuple[str, ...], verify: Any) -> None:
     answers.append(Coordinator(STATE))
-    result = CliRunner().invoke(app, ["index", "build", "by_city", *options, "--url", "http://c"])
+    result = CliRunner().invoke(app, ["index", "build", "by_city", *options, "--url", "http://127.0.0.1:1"])
     assert result.exit_code == 0, result.output
     ((_, path, body),) = answers[0].asked
     assert (path, body.get("verify")) == ("/v1/builds", verify)
