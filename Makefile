@@ -55,12 +55,12 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Of what is generated, a share (tests/share.py).
+# Of what is generated, a share (tests/share.py); `make test` has a larger one, `make soak` all of it.
 check: lint
 	$(PYTEST) -n 3 --dist worksteal -m "not slow" $(FAST)
 
 test: lint archive
-	$(PYTEST) -n 3 --dist worksteal $(FAST)
+	KEYTIDE_EXAMPLES=4 $(PYTEST) -n 3 --dist worksteal $(FAST)
 	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/integration tests/hosts tests/browser
 
 # Three hosts to try things on, as root.

@@ -9,6 +9,7 @@ every run, so that a failure comes from what was changed.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,11 @@ LONGEST_FIRST = (
 )
 """Files of `integration/` and `browser/`, by how long they take. A long one that comes last leaves the other
 workers with nothing to do."""
+
+OF_THE_REPOSITORY = frozenset(
+    {"glossary", "kafka_clients", "pages", "patterns", "reference", "references", "rooms", "style"}
+)
+"""Files of `unit/` that read the whole repository: one worker does so, once (`test_style.nodes`)."""
 
 TAKE_TURNS = (
     *("crash_matrix", "replicas", "copies_interrupted", "stalls", "build_control", "disk", "acceptance_19"),
@@ -102,6 +108,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.timeout(limit * slowness()), append=False)
 
 
+def pytest_collection_finish() -> None:
+    """What all tests share stays to the end: collections of garbage need not look through it each time, nor
+    be as many as they would be beside a small heap."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+
+
 def has_turn(file: Path) -> bool:
     """Whether a test file is tried today."""
     name = file.stem.removeprefix("test_")
@@ -110,8 +124,11 @@ def has_turn(file: Path) -> bool:
 
 
 def place(item: pytest.Item) -> int:
-    """Where a test stands in the order: tests of files that are not listed come first, as they were."""
+    """Where a test stands in the order: those that read the whole repository come first and together, then
+    tests of files that are not listed, as they were."""
     name = item.path.stem.removeprefix("test_")
+    if item.path.parent.name == "unit" and name in OF_THE_REPOSITORY:
+        return -2
     listed = item.path.parent.name in ("integration", "browser") and name in LONGEST_FIRST
     return LONGEST_FIRST.index(name) if listed else -1
 

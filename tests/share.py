@@ -1,5 +1,6 @@
 """How much a run tries. Of what is generated, a share: other examples in each run, other histories on each
-day; everything with `KEYTIDE_EXAMPLES=all`. Of faults on the real parts, other files on each day; all with
+day. `make check` tries an eighth, `make test` a quarter (`KEYTIDE_EXAMPLES=4`), `KEYTIDE_EXAMPLES=all`
+everything. Of faults on the real parts, other files on each day; all with
 `KEYTIDE_MATRIX=all`. `make soak` has both.
 """
 
@@ -8,8 +9,9 @@ from __future__ import annotations
 import os
 from datetime import date
 
-PARTS = 4
-EVERYTHING = os.environ.get("KEYTIDE_EXAMPLES") == "all"
+_GIVEN = os.environ.get("KEYTIDE_EXAMPLES", "8")
+EVERYTHING = _GIVEN == "all"
+PARTS = 1 if EVERYTHING else int(_GIVEN)
 WHOLE_MATRIX = os.environ.get("KEYTIDE_MATRIX") == "all"
 """Faults strike everywhere (`make soak`), where otherwise a sample of the places has its turn: each takes a
 minute or more on the real parts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from typing import NamedTuple
 
 from starlette.exceptions import HTTPException
@@ -10,7 +11,7 @@ from starlette.requests import Request
 
 from keytide.serving import problems as http_problems
 from tests.reference.writing import document, table
-from tests.unit.test_style import PRODUCT, named, sources, tree
+from tests.unit.test_style import PRODUCT, named, nodes, sources, tree
 
 INTRODUCTION = """Every error of the servers, the clients and the command has a `type`, a short word that
 programs may match on; over HTTP it is a problem document of RFC 9457: `type, title, status, detail`, mostly
@@ -67,6 +68,7 @@ def _status(name: str, known: dict[str, tuple[Family, str]]) -> int:
     return family.status or next((found for base in family.bases if (found := _status(base, known))), 0)
 
 
+@cache
 def errors() -> list[Error]:
     """All of them, by type; a type that several places raise comes once for each text."""
     known = families()
@@ -76,8 +78,8 @@ def errors() -> list[Error]:
         if family.kind and _status(name, known)
     }
     for path in sources(PRODUCT):
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        for node in nodes(path, ast.Call):
+            if isinstance(node.func, ast.Name):
                 found |= {Error(*said, named(path)) for said in _called(node, known)}
     return sorted(found | {_of_framework(status) for status in FRAMEWORK})
 

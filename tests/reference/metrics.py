@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -28,6 +29,7 @@ class Line(NamedTuple):
     text: str
 
 
+@cache
 def processes() -> dict[str, list[Line]]:
     """The metrics of each kind of process."""
     scene = busy_day()

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tests.simulation.chance import EVERY, FAULTS, Plan, plan
-from tests.simulation.killers import KILLERS
+from tests.simulation.killers import KILLERS, Killer
 from tests.simulation.planting import Mutant, planted
 from tests.simulation.replaying import command_of
-from tests.simulation.shrink import kind, shrink
+from tests.simulation.shrink import kind, shortest_prefix, shrink
 from tests.simulation.world import FailedError, World, run
 
 
@@ -59,11 +59,14 @@ def quietly() -> Iterator[None]:
     what was there before need not be looked through each time.)"""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
-    gc.freeze()
+    frozen = bool(gc.get_freeze_count())
+    if not frozen:
+        gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
         logging.disable(before)
 
 
@@ -114,12 +117,18 @@ def failure(one: Plan) -> str:
     return ""
 
 
-def plans_for(mutant: Mutant, budget: int) -> Iterator[Plan]:
-    """Plans that may show a mutant: with all faults, with random ones, with its own alone. Its known killer
-    comes first."""
-    known = [seed for seed, _ in [KILLERS.get(mutant.name, (-1, ""))] if seed >= 0]
-    for seed in [*known, *(seed for seed in range(budget) if seed not in known)]:
-        yield plan_for(mutant, seed)
+def plans_for(mutant: Mutant, budget: int, *, whole: bool = True) -> Iterator[Plan]:
+    """Plans that may show a mutant: with all faults, with random ones, with its own alone. That of its known
+    killer comes first; when not `whole`, its first steps come before it, of which no more were needed."""
+    known = KILLERS.get(mutant.name)
+    if known is not None:
+        one = plan_for(mutant, known.seed)
+        if not whole:
+            yield one._replace(steps=one.steps[: known.steps])
+        yield one
+    for seed in range(budget):
+        if known is None or seed != known.seed:
+            yield plan_for(mutant, seed)
 
 
 def plan_for(mutant: Mutant, seed: int) -> Plan:
@@ -132,18 +141,54 @@ def plan_for(mutant: Mutant, seed: int) -> Plan:
     return one._replace(real_pipeline=True) if mutant.pipeline else one
 
 
-def killer(mutant: Mutant, budget: int) -> tuple[int, str] | None:
-    """The first seed that sees a mutant, and what it sees; None when none of the budget does.
+def seen_as(mutant: Mutant, one: Plan) -> str:
+    """What a plan sees of a mutant, "" for nothing.
 
     Raises:
-        AssertionError: a plan fails without the mutant, too; it tells the story of its smallest form.
+        AssertionError: the plan fails without the mutant, too; it tells the story of its smallest form.
     """
-    for one in plans_for(mutant, budget):
-        with planted(mutant.plant):
-            found = failure(one)
-        if found in ("TypeError", "AttributeError", "NameError"):
-            raise TypeError(f"{mutant.name} does not fit the code any more")
-        if found:
-            run_or_tell(one)
-            return one.seed, found
+    with planted(mutant.plant):
+        found = failure(one)
+    if found in ("TypeError", "AttributeError", "NameError"):
+        raise TypeError(f"{mutant.name} does not fit the code any more")
+    if found:
+        run_or_tell(one)
+    return found
+
+
+def killer(mutant: Mutant, budget: int, *, whole: bool = True) -> Killer | None:
+    """The first plan that sees a mutant, and what it sees; None when none of the budget does.
+
+    Args:
+        whole: try the whole plan of its known killer, too, and not only its first steps.
+    """
+    for one in plans_for(mutant, budget, whole=whole):
+        if found := seen_as(mutant, one):
+            return Killer(one.seed, len(one.steps), found)
     return None
+
+
+def cheapest_killer(mutant: Mutant, budget: int, kills: int = 4, patience: int = 12) -> Killer | None:
+    """Of the first plans that see a mutant (`kills` of them, or what so many plans more show), the one whose
+    shortest prefix takes least time; None when none of the budget sees it."""
+    best: tuple[float, Killer] | None = None
+    left = kills
+    for number, one in enumerate(plans_for(mutant, budget)):
+        if best is not None and (not left or number >= patience):
+            break
+        found = seen_as(mutant, one)
+        if not found:
+            continue
+        left -= 1
+
+        def same(smaller: Plan, wanted: str = found) -> bool:
+            with planted(mutant.plant):
+                return failure(smaller) == wanted
+
+        prefix = shortest_prefix(one, same)
+        began = time.process_time()
+        seen_as(mutant, prefix)
+        took = time.process_time() - began
+        if best is None or took < best[0]:
+            best = took, Killer(one.seed, len(prefix.steps), found)
+    return best[1] if best is not None else None

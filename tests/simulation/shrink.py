@@ -52,13 +52,13 @@ def shrink(plan: Plan, fails: Fails, most: int = MOST_RUNS) -> Shrunk:
         left -= 1
         return left > 0 and fails(smaller) == wanted
 
-    prefix = _shortest_prefix(plan, same)
+    prefix = shortest_prefix(plan, same)
     smallest = _fewer_faults(prefix, same)
     smallest = _fewer_steps(smallest, same)
     return Shrunk(prefix, _fewer_faults(smallest, same))
 
 
-def _shortest_prefix(plan: Plan, same: Callable[[Plan], bool]) -> Plan:
+def shortest_prefix(plan: Plan, same: Callable[[Plan], bool]) -> Plan:
     """By bisection: the prefix fails, and the one that is a step shorter does not. (A failure that a step
     meets stays in all longer prefixes; where only the heal meets it, a shorter one may fail all the same.)
     """

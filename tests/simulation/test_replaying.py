@@ -65,8 +65,8 @@ def test_lines_are_short() -> None:
 def test_a_failing_history_tells_its_shortest_prefix_and_a_line_that_fails_alike(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    mutant = mutant_of("forget_to_split")
-    whole = plan_for(mutant, KILLERS["forget_to_split"][0])
+    mutant = mutant_of("join_the_past")
+    whole = plan_for(mutant, KILLERS["join_the_past"].seed)
     with quietly(), planted(mutant.plant), pytest.raises(AssertionError) as failed:
         run_or_tell(whole)
     told = str(failed.value)
@@ -92,8 +92,8 @@ def test_a_failing_history_tells_its_shortest_prefix_and_a_line_that_fails_alike
 
 
 def test_a_planted_fault_alone_is_bent_as_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    seed = str(KILLERS["forget_to_split"][0])
-    assert main([seed, "--plant", "forget_to_split"]) == 1
+    seed = str(KILLERS["join_the_past"].seed)
+    assert main([seed, "--plant", "join_the_past"]) == 1
     assert "Untorn" in capsys.readouterr().out
     assert main(["1"]) == 0
 

@@ -7,13 +7,12 @@ import re
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from coordinator.http.api import BuildBody
 from keytide.cli.admin import Admin, build_words, duration, why_ended
-from keytide.cli.app import app
 from keytide.errors import CallerError
 from keytide.settings.builds import BuildSettings
+from tests.unit.command import run_command
 
 STATE = {
     "id": "b7",
@@ -97,11 +96,11 @@ def test_a_build_in_words() -> None:
 )
 def test_steering(answers: list[Coordinator], command: tuple[str, ...], asked: tuple[str, str, Any]) -> None:
     answers.append(Coordinator({**STATE, "state": "PAUSED", "paused": "on request", "rate_limit": 500}))
-    told = CliRunner().invoke(app, ["build", *command])
+    told = run_command(["build", *command])
     assert told.exit_code == 0
     assert told.stdout.strip() == "build b7 is PAUSED, at most 500 documents/s: on request"
     assert answers[0].asked == [asked]
-    told = CliRunner().invoke(app, ["build", *command, "--json"])
+    told = run_command(["build", *command, "--json"])
     assert json.loads(told.stdout)["paused"] == "on request"
 
 
@@ -111,7 +110,7 @@ def test_steering(answers: list[Coordinator], command: tuple[str, ...], asked: t
 )
 def test_how_a_build_is_verified(answers: list[Coordinator], options: tuple[str, ...], verify: Any) -> None:
     answers.append(Coordinator(STATE))
-    result = CliRunner().invoke(app, ["index", "build", "by_city", *options, "--url", "http://127.0.0.1:1"])
+    result = run_command(["index", "build", "by_city", *options, "--url", "http://127.0.0.1:1"])
     assert result.exit_code == 0, result.output
     ((_, path, body),) = answers[0].asked
     assert (path, body.get("verify")) == ("/v1/builds", verify)
@@ -123,10 +122,10 @@ def test_how_a_build_is_verified(answers: list[Coordinator], options: tuple[str,
 
 def test_a_build_is_waited_for_to_its_end(answers: list[Coordinator]) -> None:
     answers.append(Coordinator(STATE, {**STATE, "paused": "a [disk] is full"}, {**STATE, "state": "READY"}))
-    told = CliRunner().invoke(app, ["build", "wait", "b7", "--json"])
+    told = run_command(["build", "wait", "b7", "--json"])
     assert json.loads(told.stdout)["state"] == "READY"
     answers[:] = [Coordinator(STATE, {**STATE, "state": "FAILED", "error": "offsets are gone"})]
-    told = CliRunner().invoke(app, ["build", "wait", "b7"])
+    told = run_command(["build", "wait", "b7"])
     assert told.exit_code == 1
     assert "offsets are gone" in told.stderr
 
@@ -152,19 +151,19 @@ def test_the_bar_shows_how_far_it_is_to_ready(
 
 def test_whoever_goes_away_is_told_how_to_come_back(answers: list[Coordinator]) -> None:
     answers.append(Coordinator(STATE, {"interrupt": True}))
-    told = CliRunner().invoke(app, ["build", "wait", "b7"])
+    told = run_command(["build", "wait", "b7"])
     assert told.exit_code == 130
     assert "build b7 goes on" in told.stderr
     assert "keytide build wait b7" in told.stderr.replace("\n", " ")
     assert all(method == "GET" for method, _, _ in answers[0].asked), "the build is left alone"
     quiet = Coordinator(STATE, {"interrupt": True})
     answers[:] = [quiet]
-    assert CliRunner().invoke(app, ["build", "wait", "b7", "--json"]).stderr.strip() == ""
+    assert run_command(["build", "wait", "b7", "--json"]).stderr.strip() == ""
 
 
 def test_a_rate_below_nothing_is_refused(answers: list[Coordinator]) -> None:
     answers.append(Coordinator(STATE))
-    assert CliRunner().invoke(app, ["build", "throttle", "b7", "--", "-1"]).exit_code == 2
+    assert run_command(["build", "throttle", "b7", "--", "-1"]).exit_code == 2
     assert answers[0].asked == []
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from keytide.cli import app, output
+from keytide.cli import output
 from keytide.cli import rendering as looks
 from keytide.cli.admin import Admin, find_urls
 from keytide.cli.options import DEFAULT_DATA_DIR
@@ -20,6 +20,7 @@ from keytide.cli.output import out, readable, size
 from keytide.errors import CallerError, RetryableError
 from tests.browser.scene import NODES, busy_day, served
 from tests.reference.commands import every_command
+from tests.unit.command import run_command
 
 command_modules = [import_module(f"keytide.cli.{name}") for name in ("app", "calls", "rendering")]
 """Those that print tables. (The package shows the application by the name of its module.)"""
@@ -38,7 +39,7 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str, status: int = 0) -> Result:
-    result = CliRunner().invoke(app, arguments)
+    result = run_command(arguments)
     assert result.exit_code == status, result.output
     return result
 

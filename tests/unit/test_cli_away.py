@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from keytide.cli import app
 from keytide.cli.output import err, out
 from keytide.settings.settings import load_settings
 from tests.reference.commands import every_command
+from tests.unit.command import run_command
 from tests.unit.scan_world import Doc, World
 from tests.unit.test_api import serving
 
@@ -91,7 +91,7 @@ def standing_still() -> Iterator[str]:
 
 
 def run(*arguments: str, status: int = 0, give_up: float = 10.0) -> Result:
-    result = CliRunner().invoke(app, ["--give-up", str(give_up), *arguments])
+    result = run_command(["--give-up", str(give_up), *arguments])
     assert result.exit_code == status, result.output
     return result
 

@@ -7,16 +7,16 @@ import stat
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from deploy.process import free_ports
 from deploy.up import UpOptions, only_one, remembered
-from keytide.cli import app
 from keytide.cli.admin import rest
 from keytide.errors import CallerError, ConfigurationError
 from keytide.process.private_files import private_folder
 from keytide.settings.names import OTHER_VARIABLES
 from keytide.settings.settings import load_settings
+from tests.unit.command import run_command
 
 NASTY = [
     "a/b?c#d",
@@ -71,20 +71,20 @@ def understood(result: Result) -> None:
 def test_names_that_nobody_would_choose(nowhere: str, command: list[str]) -> None:
     for name in NASTY:
         arguments = [part.replace("{}", name) for part in command]
-        understood(CliRunner().invoke(app, [*arguments, "--url", nowhere]))
+        understood(run_command([*arguments, "--url", nowhere]))
 
 
 @pytest.mark.parametrize("name", NASTY)
 def test_scans_of_such_names(nowhere: str, name: str) -> None:
-    understood(CliRunner().invoke(app, ["scan", name, "--node", nowhere]))
-    understood(CliRunner().invoke(app, ["sql", f"SELECT {name} FROM", "--node", nowhere]))
+    understood(run_command(["scan", name, "--node", nowhere]))
+    understood(run_command(["sql", f"SELECT {name} FROM", "--node", nowhere]))
 
 
 @pytest.mark.parametrize("token", ["tök", "a\nb", "a\r\nX-Other: b", " a", "\udcff"])
 def test_tokens_that_no_header_holds(nowhere: str, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     monkeypatch.setenv("KEYTIDE_TOKEN", token)
     for arguments in (["index", "list", "--url", nowhere], ["scan", "x", "--node", nowhere]):
-        result = CliRunner().invoke(app, arguments)
+        result = run_command(arguments)
         understood(result)
         assert "the API token holds characters" in " ".join(result.output.split())
 
@@ -93,8 +93,8 @@ def test_tokens_that_no_header_holds(nowhere: str, monkeypatch: pytest.MonkeyPat
     "url", ["http://127.0.0.1:99999", "http://", "x", f"{HTTP}[::1", "ftp://h", f"{HTTP}a b"]
 )
 def test_addresses_that_are_none(nowhere: str, url: str) -> None:
-    understood(CliRunner().invoke(app, ["index", "list", "--url", url]))
-    understood(CliRunner().invoke(app, ["scan", "x", "--node", url]))
+    understood(run_command(["index", "list", "--url", url]))
+    understood(run_command(["scan", "x", "--node", url]))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_addresses_that_are_none(nowhere: str, url: str) -> None:
 )
 def test_a_cluster_that_cannot_be(tmp_path: Path, options: list[str]) -> None:
     given = options if "--data-dir" in options else ["--data-dir", str(tmp_path / "data"), *options]
-    understood(CliRunner().invoke(app, ["up", *given]))
+    understood(run_command(["up", *given]))
     assert not (tmp_path / "data" / "kafka").exists()
 
 
@@ -130,28 +130,28 @@ def test_an_empty_text_is_not_the_path_of_something_else() -> None:
 def test_a_folder_without_a_cluster_is_said(tmp_path: Path) -> None:
     """And not another cluster asked that listens on the usual port."""
     for arguments in (["index", "list"], ["scan", "x"], ["sql", "SELECT 1"]):
-        result = CliRunner().invoke(app, [*arguments, "--data-dir", str(tmp_path / "typo")])
+        result = run_command([*arguments, "--data-dir", str(tmp_path / "typo")])
         understood(result)
         assert "there is no cluster in" in " ".join(result.output.split())
 
 
 def test_a_folder_whose_cluster_does_not_run_is_said(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text('{"pid": 1, "started_at": 1, "coordinator": "http://127.0.0.1:1"}')
-    result = CliRunner().invoke(app, ["index", "list", "--data-dir", str(tmp_path)])
+    result = run_command(["index", "list", "--data-dir", str(tmp_path)])
     understood(result)
     assert "does not run" in " ".join(result.output.split())
 
 
 def test_the_release_is_printed() -> None:
-    result = CliRunner().invoke(app, ["--version"])
+    result = run_command(["--version"])
     assert result.exit_code == 0
     assert result.output.startswith("keytide 0.")
 
 
 def test_a_failed_statement_in_a_pipe_is_a_failure(nowhere: str) -> None:
-    assert CliRunner().invoke(app, ["sql", "--url", nowhere], input="DROP INDEX a;\n").exit_code == 1
-    assert CliRunner().invoke(app, ["sql", "--url", nowhere], input=b"\xff;\n").exit_code == 1
-    assert CliRunner().invoke(app, ["sql", "--url", nowhere], input="\n ;\n").exit_code == 0
+    assert run_command(["sql", "--url", nowhere], input="DROP INDEX a;\n").exit_code == 1
+    assert run_command(["sql", "--url", nowhere], input=b"\xff;\n").exit_code == 1
+    assert run_command(["sql", "--url", nowhere], input="\n ;\n").exit_code == 0
 
 
 # --- what a folder remembers -----------------------------------------------------------------------------

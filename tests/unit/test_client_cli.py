@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from keytide.cli import app
 from keytide.cli.output import out
 from keytide.cli.scan import _key
 from keytide.errors import CallerError
 from keytide.settings.settings import load_settings
+from tests.unit.command import run_command
 from tests.unit.scan_world import Doc, World
 from tests.unit.test_api import serving
 
@@ -47,7 +47,7 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def scan(node: str, *arguments: str, status: int = 0, index: str = "by_city") -> Result:
-    result = CliRunner().invoke(app, ["scan", index, "--node", node, *arguments])
+    result = run_command(["scan", index, "--node", node, *arguments])
     assert result.exit_code == status, result.output
     return result
 

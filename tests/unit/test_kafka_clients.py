@@ -21,7 +21,7 @@ from keytide.kafka.clients import AdminClient
 from keytide.kafka.fenced_writer import TRANSACTION_TIMEOUT_MS
 from keytide.kafka.topics import consumer, producer
 from keytide.settings.settings import load_settings
-from tests.unit.test_style import PRODUCT, named, sources, tree
+from tests.unit.test_style import PRODUCT, named, nodes, sources
 
 NOWHERE = load_settings(kafka={"bootstrap": "127.0.0.1:1"})
 
@@ -108,9 +108,8 @@ def test_clients_are_made_in_one_module() -> None:
     found = [
         f"{named(path)}:{node.lineno}"
         for path in sources(PRODUCT)
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.ImportFrom)
-        and (node.module or "").split(".")[0] == "confluent_kafka"
+        for node in nodes(path, ast.ImportFrom)
+        if (node.module or "").split(".")[0] == "confluent_kafka"
         and {"Consumer", "Producer", "AdminClient"} & {alias.name for alias in node.names}
     ]
     assert found == []

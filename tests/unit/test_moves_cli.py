@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 import pytest
 from msgspec.structs import replace
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from keytide.catalog.copies import Move
-from keytide.cli import app
 from keytide.cli import jobs as job_commands
 from keytide.cli.output import out
 from tests.browser.scene import Scene, busy_day, served
+from tests.unit.command import run_command
 from tests.unit.moves_double import MovesDouble
 
 
@@ -44,7 +44,7 @@ def index(scene: Scene) -> str:
 
 
 def run(*arguments: str, status: int = 0, answer: str | None = None) -> Result:
-    result = CliRunner().invoke(app, arguments, input=answer)
+    result = run_command(arguments, input=answer)
     assert result.exit_code == status, result.output
     return result
 

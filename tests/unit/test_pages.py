@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from typer.main import get_command
@@ -23,7 +24,7 @@ from keytide.definition.statement import parse_statement
 from keytide.errors import CallerError
 from keytide.query.parse.statement import parse_query
 from tests.site import LINK
-from tests.unit.test_style import PRODUCT, ROOT, named, sources, tracked, tree
+from tests.unit.test_style import PRODUCT, ROOT, named, nodes, sources, tracked
 
 INNER = re.compile(r"\$\((keytide [^|)]+)")
 INNER_WHOLE = re.compile(r"\$\([^)]+\)")
@@ -81,8 +82,8 @@ def invariant_names() -> set[str]:
     """Names that the product code asserts: in `invariant(...)` and in errors raised directly."""
     names: set[str] = set()
     for path in sources(PRODUCT):
-        for node in ast.walk(tree(path)):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        for node in nodes(path, ast.Call):
+            if not isinstance(node.func, ast.Name):
                 continue
             at = {"invariant": 1, "InvariantViolationError": 0}.get(node.func.id)
             if at is not None and len(node.args) > at and isinstance(node.args[at], ast.Constant):
@@ -124,7 +125,8 @@ def refusal(line: str) -> str:
     """What the command says against a line's commands and options, "" for nothing."""
     arguments = shlex.split(line, comments=True)[1:]
     said = io.StringIO()
-    with redirect_stdout(said), redirect_stderr(said), pytest.raises(SystemExit) as ended:
+    no_text = patch.object(COMMAND.context_class, "get_help", return_value="")  # (takes most of the time)
+    with no_text, redirect_stdout(said), redirect_stderr(said), pytest.raises(SystemExit) as ended:
         COMMAND.main([*arguments, "--help"], "keytide")  # parses the line, runs nothing
     return said.getvalue() if ended.value.code else ""
 

@@ -26,7 +26,7 @@ from keytide.definition.statement import unfinished
 from keytide.errors import CallerError
 from keytide.http.loose_json import json_or_text
 from keytide.model.hints import nearest
-from tests.unit.test_style import named, sources, tree
+from tests.unit.test_style import named, nodes, sources
 
 SERVING = ("keytide", "projector", "router", "indexer", "coordinator")
 _parser: Any = importlib.import_module("re._parser")
@@ -38,8 +38,8 @@ LONG = 1_000
 def written() -> Iterator[tuple[str, str | bytes, int]]:
     """(where, pattern, flags) of every pattern that these write; what is put in counts as one letter."""
     for path in sources(SERVING):
-        for node in ast.walk(tree(path)):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+        for node in nodes(path, ast.Call):
+            if not (isinstance(node.func, ast.Attribute) and node.args):
                 continue
             if not (isinstance(node.func.value, ast.Name) and node.func.value.id == "re"):
                 continue

@@ -12,15 +12,15 @@ import httpx
 import pytest
 import uvicorn
 from prometheus_client import CollectorRegistry
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from indexer.serve.api import create_app
-from keytide.cli import app
 from keytide.cli import sql as sql_command
 from keytide.cli.output import out
 from keytide.cli.sql import first_word
 from keytide.settings.settings import load_settings
 from tests.browser.scene import busy_day, served
+from tests.unit.command import run_command
 from tests.unit.test_query_service import PEOPLE, TAGS, world
 
 
@@ -48,7 +48,7 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str, status: int = 0, typed: str | None = None) -> Result:
-    result = CliRunner().invoke(app, ["sql", *arguments], input=typed)
+    result = run_command(["sql", *arguments], input=typed)
     assert result.exit_code == status, result.output
     return result
 

@@ -19,7 +19,7 @@ from keytide.settings.settings import Settings
 from tests.reference import commands, errors, metrics, rest, settings
 from tests.simulation.table import faults
 from tests.unit import test_pages
-from tests.unit.test_style import PACKAGES, PRODUCT, ROOT, named, sources, texts, tracked, tree
+from tests.unit.test_style import PACKAGES, PRODUCT, ROOT, named, nodes, sources, texts, tracked, tree
 
 PROTOCOL = ROOT / "docs/protocol.md"
 ACCEPTANCE = ROOT / "docs/acceptance.md"
@@ -164,25 +164,18 @@ def defined() -> set[str]:
     """Every name that our packages define, in whatever scope: classes, functions, variables, attributes."""
     found: set[str] = set()
     for path in sources(PACKAGES):
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                found.add(node.name)
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                found.add(node.id)
-            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                found.add(node.attr)
+        found |= {node.name for node in nodes(path, ast.ClassDef)}
+        found |= {node.name for node in nodes(path, ast.FunctionDef)}
+        found |= {node.name for node in nodes(path, ast.AsyncFunctionDef)}
+        found |= {node.id for node in nodes(path, ast.Name) if isinstance(node.ctx, ast.Store)}
+        found |= {node.attr for node in nodes(path, ast.Attribute) if isinstance(node.ctx, ast.Store)}
     return found
 
 
 @cache
 def members() -> dict[str, set[str]]:
     """Name of a class -> what it, or a class of ours that it derives from, defines in its body."""
-    classes = {
-        node.name: node
-        for path in sources(PACKAGES)
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.ClassDef)
-    }
+    classes = {node.name: node for path in sources(PACKAGES) for node in nodes(path, ast.ClassDef)}
 
     def of(name: str) -> set[str]:
         if name not in classes:
@@ -200,8 +193,8 @@ def constants() -> set[str]:
     return {
         node.value
         for path in (*sources(PRODUCT), *(ROOT / "tests" / "simulation").glob("*.py"))
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for node in nodes(path, ast.Constant)
+        if isinstance(node.value, str)
     }
 
 
@@ -328,8 +321,9 @@ def test_error_types_that_the_code_asks_for_are_there() -> None:
     asked = [
         (named(path), constant.value)
         for path in sources(PACKAGES)
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.Compare) and "problem_type" in ast.unparse(node)
+        if "problem_type" in path.read_text()
+        for node in nodes(path, ast.Compare)
+        if "problem_type" in ast.unparse(node)
         for constant in ast.walk(node)
         if isinstance(constant, ast.Constant) and isinstance(constant.value, str)
     ]
@@ -473,8 +467,13 @@ def test_what_there_is_is_told_by_a_page() -> None:
     }
     for kind, names in there.items():
         assert len(names) > 15, kind
-        missing = {name for name in names if not re.search(rf"(?<![\w./-]){re.escape(name)}(?![\w-])", told)}
+        missing = {name for name in names if not re.search(whole(re.escape(name)), told)}
         assert missing == set(), f"a {kind} that no page tells of"
+
+
+def whole(name: str) -> str:
+    """A pattern of a name by itself. (It begins with the name, which is sought much faster so.)"""
+    return rf"{name}(?<![\w./-]{name})(?![\w-])"
 
 
 def _is_setting(name: str) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_style import PRODUCT, named, sources, tree
+from tests.unit.test_style import PRODUCT, named, nodes, sources, tree
 
 MOST_FILES = 15
 """Of a room, `__init__.py` counted."""
@@ -23,17 +23,14 @@ def module_of(path: Path) -> str:
 
 def imports() -> Graph:
     """Module -> the modules that it imports, whenever it does."""
-    trees = {module_of(path): tree(path) for path in sources(PRODUCT)}
+    modules = {module_of(path): path for path in sources(PRODUCT)}
     graph: Graph = {}
-    for module, body in trees.items():
-        found: set[str] = set()
-        for node in ast.walk(body):
-            if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                inner = {f"{node.module}.{alias.name}" for alias in node.names}
-                found |= inner & trees.keys() or {node.module or ""}
-        graph[module] = (found & trees.keys()) - {module}
+    for module, path in modules.items():
+        found = {alias.name for node in nodes(path, ast.Import) for alias in node.names}
+        for node in nodes(path, ast.ImportFrom):
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= inner & modules.keys() or {node.module or ""}
+        graph[module] = (found & modules.keys()) - {module}
     return graph
 
 

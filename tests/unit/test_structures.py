@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.scan.local.cursor import flaw
@@ -25,6 +25,7 @@ from keytide.model.entry import MAX_KEY_BYTES, check_value, pack_keyed_value, pa
 from keytide.query.plan.intervals import Interval
 from keytide.structure import STRUCTURES, NotOrderedError, Structure, WantedKeys, structure_of
 from projector.core.projection import KeyspacePlan, SourceBatch, project
+from tests import share
 from tests.structure_kit import as_stored, digests_of, entries_by_key, places
 
 NAMES = sorted(STRUCTURES)
@@ -69,6 +70,7 @@ def test_entries_of_a_document_are_apart_and_read_back(name: str) -> None:
     definition = index(name)
     structure = definition.structure
 
+    @settings(max_examples=share.examples(400))
     @given(keys_for(name), st.sampled_from(["d", "\x00", "é", "ÿÿ"]))
     def run(keys: list[tuple[Any, ...]], id_: str) -> None:
         made = [(encode_key(key), key_forms(key), json.dumps({"c": 1}).encode()) for key in keys]
@@ -101,6 +103,7 @@ def test_entries_of_a_document_are_apart_and_read_back(name: str) -> None:
 def test_what_a_document_stores_does_not_depend_on_the_order_of_its_keys(name: str) -> None:
     structure = index(name).structure
 
+    @settings(max_examples=share.examples(400))
     @given(keys_for(name))
     def run(keys: list[tuple[Any, ...]]) -> None:
         encoded = [encode_key(key) for key in keys]

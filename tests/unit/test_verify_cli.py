@@ -10,14 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from coordinator.core.events import Reported, Tick
-from keytide.cli import app
 from keytide.cli.output import out
 from keytide.process.clock import now_ms
 from keytide.wire.messages import JobProgress
 from tests.browser.scene import Scene, busy_day, served
+from tests.unit.command import run_command
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def address(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def run(*arguments: str, status: int = 0) -> Result:
-    result = CliRunner().invoke(app, arguments)
+    result = run_command(arguments)
     assert result.exit_code == status, result.output
     return result
 
