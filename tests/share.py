@@ -1,7 +1,7 @@
 """How much a run tries. Of what is generated, a share: other examples in each run, other histories on each
 day. `make check` tries an eighth, `make test` a quarter (`KEYTIDE_EXAMPLES=4`), `KEYTIDE_EXAMPLES=all`
-everything. Of faults on the real parts, other files on each day; all with
-`KEYTIDE_MATRIX=all`. `make soak` has both.
+everything. Of faults on the real parts, other files on each day; all with `KEYTIDE_MATRIX=all`. `make soak`
+has both.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from datetime import date
 _GIVEN = os.environ.get("KEYTIDE_EXAMPLES", "8")
 EVERYTHING = _GIVEN == "all"
 PARTS = 1 if EVERYTHING else int(_GIVEN)
+FEWEST = 10
 WHOLE_MATRIX = os.environ.get("KEYTIDE_MATRIX") == "all"
 """Faults strike everywhere (`make soak`), where otherwise a sample of the places has its turn: each takes a
 minute or more on the real parts."""
@@ -22,8 +23,8 @@ TURNS = 3
 
 
 def examples(everything: int) -> int:
-    """How many of a test's examples this run tries, at least one."""
-    return everything if EVERYTHING else -(-everything // PARTS)
+    """How many of a test's examples this run tries, at least ten where there are so many."""
+    return max(-(-everything // PARTS), min(everything, FEWEST))
 
 
 def seeds(everything: int) -> range:

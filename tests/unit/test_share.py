@@ -36,3 +36,10 @@ def test_every_history_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(share, "TODAY", day)
         tried.update(share.seeds(50))
     assert tried == {*range(50)}
+
+
+def test_of_few_examples_ten_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(share, "PARTS", 8)
+    assert [share.examples(everything) for everything in (4, 40, 81, 600)] == [4, 10, 11, 75]
+    monkeypatch.setattr(share, "PARTS", 1)
+    assert share.examples(600) == 600
