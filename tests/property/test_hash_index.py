@@ -11,7 +11,7 @@ from unittest import mock
 
 import msgspec
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from indexer.scan.aggregate.aggregates import answer as aggregate
@@ -279,6 +279,7 @@ some_parts = st.lists(st.sampled_from(list(LITERALS)), min_size=1, max_size=2)
     st.sampled_from([1, 2, 3, 500]),
     st.sampled_from([1, 2, 4, 64]),
 )
+@example({}, [(["'a'"], ["'a'", "'b'"]), (["'a'", "'b'"], ["'a'"])], 3, 1)  # one key in both
 @digests_of(2)
 def test_combinations_of_whole_keys_are_read_and_nothing_else(
     held: dict[str, Any], combinations: list[tuple[list[str], list[str]]], spans: int, boxes: int

@@ -95,8 +95,12 @@ def reading(node: Predicate, parts: Sequence[Expression], structure: Structure) 
         support = _support(one, parts)
         if loose or support is None or not support <= realised:
             rest.append(one)
-    if every and not all(depths):  # too many spans: the whole index is read
-        spans, depths = [Span()], [0] * len(boxes)
+    if every and not all(depths):
+        if len(keys) > MAX_SPANS:  # the whole index is read
+            spans, depths = [Span()], [0] * len(boxes)
+        else:  # boxes have keys in common: there are fewer than they have together
+            again = [found for box in boxes if not isinstance(found := structure.boxed(box, MAX_SPANS), str)]
+            spans, depths = [span for one in again for span in one.spans], [one.depth for one in again]
     return IndexSpans(
         tuple(merge_spans(spans)), tuple(boxes), tuple(rest), tuple(depths), tuple(keys) if every else ()
     )
