@@ -48,7 +48,7 @@ from indexer.slice.write_load import WriteLoad
 from indexer.store.fold.worker import Folder as FoldRunner
 from indexer.store.interface import Applied, SliceStore, StoreDamagedError, StoreExport
 from indexer.store.lmdb.store import LmdbSliceStore
-from indexer.store.settings import StoreSettings
+from indexer.store.settings import READERS, StoreSettings
 from indexer.unique.suspects import UniqueLimits
 from indexer.unique.watch import watch_of
 from keytide.catalog.catalog import Catalog
@@ -143,6 +143,7 @@ class Hosting:
             undo_bytes=settings.undo_bytes,
             check_mirror_s=settings.check_mirror_s,
             stall_s=settings.stall_s,
+            max_readers=READERS * (1 + settings.scan_processes),
         )
 
     def reconcile(self, catalog: Catalog, now: int) -> None:

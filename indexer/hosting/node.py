@@ -31,6 +31,7 @@ class ServingNode:
 
     Attributes:
         control: what the control topic said.
+        watch: told of each slice's ring when it begins to run here.
         passed_at: when the thread that owns the slices has last gone round, in seconds of its clock.
         leader_at: when a leader was last heard; since the first round when none was.
     """
@@ -38,6 +39,7 @@ class ServingNode:
     def __init__(self, node_id: str) -> None:
         self._id = node_id
         self.control = Control()
+        self.watch: Callable[[SliceKey, SnapshotRing], None] = lambda _key, _ring: None
         self.passed_at = 0.0
         self.leader_at = 0.0
         self._leader_spoke = True
@@ -80,7 +82,11 @@ class ServingNode:
             exports: of those that others may copy: gives what the slice's store has made durable.
             loads: what is written to them.
         """
+        before = self._rings
         self._rings, self._exports, self._loads = dict(rings), exports, loads
+        for key, ring in self._rings.items():
+            if before.get(key) is not ring:
+                self.watch(key, ring)
 
     def show_states(self, statuses: Iterable[SliceStatus]) -> None:
         """How the slices that are placed here are, as heartbeats tell it."""

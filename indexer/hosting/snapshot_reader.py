@@ -145,6 +145,26 @@ class HoldsSnapshots(Protocol):
         ...
 
 
+class RingWatch(Protocol):
+    """Told, under the ring's lock, which numbers can be read. It must not ask the ring, nor wait."""
+
+    def begun(self) -> None:
+        """What is kept by now follows, in ascending order."""
+        ...
+
+    def kept(self, number: int, snapshot: StoreSnapshot) -> None:
+        """A number is held from now on, in place of another commit under it if there was one."""
+        ...
+
+    def dropped(self, number: int) -> None:
+        """It is held no more."""
+        ...
+
+    def closed(self) -> None:
+        """Nothing is held, or given out, any more."""
+        ...
+
+
 class _TellingCursor:
     """A level's cursor that tells on what the store says of damage."""
 

@@ -41,7 +41,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Final
 
-from indexer.hosting.snapshot_reader import OpenSnapshot, SnapshotReader
+from indexer.hosting.snapshot_reader import OpenSnapshot, RingWatch, SnapshotReader
 from indexer.store.interface import UNNUMBERED, StoreSnapshot
 from keytide.catalog.history import History
 from keytide.model.landmarks import RankedNumbers
@@ -84,6 +84,7 @@ class SnapshotRing:
         self._leaves = False
         self._published = UNNUMBERED
         self.reads = 0
+        self._watch: RingWatch | None = None
         self._damage = ""
         self._doubt = ""
 
@@ -154,6 +155,7 @@ class SnapshotRing:
                 if not history.number_holds(number, kept.snapshot.applied.incarnation):
                     del self._numbered[number]
                     _drop(kept)
+                    self._tell_dropped(number)
             if self._published not in self._numbered:
                 self._published = max(self._numbered, default=UNNUMBERED)
             self._order = sorted(self._numbered)
@@ -174,6 +176,18 @@ class SnapshotRing:
             self._leased.clear()
             self._lease_ends.clear()
             self._tip = self._built = None
+            self._tell_closed()
+
+    def watch(self, watch: RingWatch) -> None:
+        """Have it told from now on of what is kept, and first of what is kept now, in ascending order."""
+        with self._alone:
+            self._watch = watch
+            self._show(watch)
+
+    def show(self, watch: RingWatch) -> None:
+        """Tell of what is kept now, this once."""
+        with self._alone:
+            self._show(watch)
 
     @property
     def damage(self) -> str:
@@ -193,6 +207,7 @@ class SnapshotRing:
         thread takes the slice out of service."""
         with self._alone:
             self._damage = self._damage or reason
+            self._tell_closed()
 
     def report_doubt(self, reason: str) -> None:
         """What a reader got contradicts itself: the ingest thread has the slice examined."""
@@ -305,6 +320,8 @@ class SnapshotRing:
         number = tip.number
         known, self._numbered[number] = self._numbered.get(number), tip
         self._leased.discard(number)
+        if self._watch is not None and not self._damage:
+            self._watch.kept(number, tip.snapshot)
         if known is None:
             insort(self._order, number)
         elif known is not previous:
@@ -340,6 +357,21 @@ class SnapshotRing:
             self._past.discard(number)
             if kept is not self._tip:
                 _drop(kept)
+            self._tell_dropped(number)
+
+    def _show(self, watch: RingWatch) -> None:
+        watch.begun()
+        for number in () if self._damage else self._order:
+            watch.kept(number, self._numbered[number].snapshot)
+
+    def _tell_dropped(self, number: int) -> None:
+        if self._watch is not None:
+            self._watch.dropped(number)
+
+    def _tell_closed(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.closed()
 
     def _keeps(self, number: int) -> bool:
         """Whether any reason above keeps a number that is held."""

@@ -24,7 +24,7 @@ from indexer.hosting.metrics import NodeMetrics, shown_names
 from indexer.hosting.node import ServingNode
 from indexer.hosting.node_folder import NodeFolder
 from indexer.ingest.consumer import Lost, NodeConsumer, Record, TopicKind
-from indexer.ingest.metadata import MetadataFeed
+from indexer.ingest.metadata import MetadataFeed, TellsOn
 from indexer.ingest.reports import NodeReporter
 from indexer.slice.events import BackfillData, CaughtUp, Decide, MutationData, Stamped
 from indexer.store.fold.worker import FoldWorker
@@ -54,15 +54,22 @@ class Ingest:
 
     Args:
         url: where the node serves scans.
+        telling: to scan processes, if there are any.
     """
 
     def __init__(
-        self, settings: Settings, folder: NodeFolder, node: ServingNode, metrics: NodeMetrics, url: str
+        self,
+        settings: Settings,
+        folder: NodeFolder,
+        node: ServingNode,
+        metrics: NodeMetrics,
+        url: str,
+        telling: TellsOn | None = None,
     ) -> None:
         self._settings = settings
         self._folder = folder
         self._node = node
-        self._hearing = MetadataFeed(node)
+        self._hearing = MetadataFeed(node, telling)
         self._metrics = metrics
         self._catalog = CatalogReader(settings)
         self._identity = KafkaIdentity(settings)

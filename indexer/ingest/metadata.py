@@ -8,6 +8,7 @@ published numbers and stamps, and no ring (`indexer.serve.gateway`).
 from __future__ import annotations
 
 import logging
+from typing import Protocol
 
 from indexer.hosting.node import ServingNode
 from keytide.catalog.catalog import Catalog
@@ -30,15 +31,29 @@ def histories_complete(catalog: Catalog) -> bool:
     )
 
 
+class TellsOn(Protocol):
+    """Who is to hear it, too (`indexer.scan_processes.telling`)."""
+
+    def control(self, position: int, data: bytes) -> None:
+        """A record of the control topic."""
+        ...
+
+    def dictionary(self, catalog: Catalog) -> None:
+        """The dictionary, when it has changed; nobody changes the copy any more."""
+        ...
+
+
 class MetadataFeed:
     """Tells a view.
 
     Args:
         node: what scans see of this process.
+        others: who is told, too.
     """
 
-    def __init__(self, node: ServingNode) -> None:
+    def __init__(self, node: ServingNode, others: TellsOn | None = None) -> None:
         self._node = node
+        self._others = others
         self._known: frozenset[str] = frozenset()
         self._ready_for_places = False
 
@@ -50,6 +65,8 @@ class MetadataFeed:
         if not histories_complete(catalog):
             return False  # half of a rollback was read; the other half comes with the next poll
         self._node.show_catalog(catalog)
+        if self._others is not None:
+            self._others.dictionary(catalog)
         known = frozenset(index.id for index in catalog.indexes())
         for gone in self._known - known:
             self._node.control.forget_index(gone)
@@ -68,6 +85,8 @@ class MetadataFeed:
         """
         if data is None:
             return None
+        if self._others is not None:
+            self._others.control(position, data)
         try:
             message = decode(data)
         except UnreadableMessageError as error:

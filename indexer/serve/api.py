@@ -14,11 +14,12 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+from prometheus_client.registry import Collector
 
 from indexer.copying.messages import COPY_PATH
 from indexer.scan.gather.peers import LEASE_PATH, READ_PATH
@@ -60,6 +61,7 @@ def create_app(
     on_bug: OnBug = lambda _: None,
     health: Callable[[], Verdict] = lambda: verdict(()),
     roles: Sequence[Role] = ROLES,
+    shown: Collector | None = None,
 ) -> FastAPI:
     """The application of one node.
 
@@ -70,6 +72,7 @@ def create_app(
             end when it is.
         health: how the node is, as it sees itself.
         roles: what the node is for.
+        shown: the metrics as their page has them; those of the registry if it is not given.
     """
     endpoint = Endpoint(view, settings, ScanMetrics(registry), on_bug)
     ways: dict[str, Handler] = {}
@@ -144,7 +147,9 @@ def create_app(
     @app.get("/metrics", include_in_schema=False)
     async def metrics_page() -> Response:
         status.set(LEVELS[health().status])
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(
+            generate_latest(cast(CollectorRegistry, shown or registry)), media_type=CONTENT_TYPE_LATEST
+        )
 
     return app
 

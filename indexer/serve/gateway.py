@@ -24,7 +24,7 @@ from confluent_kafka import KafkaException
 from indexer.hosting.node import ServingNode
 from indexer.ingest.consumer import NodeConsumer, Record
 from indexer.ingest.metadata import MetadataFeed
-from indexer.serve.process import Serving
+from indexer.serve.process import Serving, endpoint
 from keytide.kafka.admin import KafkaUnavailableError
 from keytide.kafka.identity import KafkaIdentity
 from keytide.kafka.topics import CatalogReader
@@ -113,9 +113,8 @@ class Gateway:
         tls = bool(security.tls_certificate)
         listener, url = listen(name, host, settings.gateway.port, tls=tls, setting="gateway.port")
         view = ServingNode(f"gateway-{socket.gethostname()}-{secrets.token_hex(3)}")
-        self._serving = Serving(
-            settings, view, listener, url, Listener(settings, view).run, "control", ("scan",), "gateway"
-        )
+        application = endpoint(view, settings, ("scan",), "gateway")
+        self._serving = Serving(settings, application, listener, url, Listener(settings, view).run, "control")
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT.

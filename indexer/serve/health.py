@@ -7,20 +7,21 @@ and a leader that is silent make it degraded: what it has is still answered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from indexer.hosting.node import ServingNode
 from keytide.model.health import Reason, Verdict, verdict
 
 
-def of(node: ServingNode, now: float, limit_s: float) -> Verdict:
+def of(node: ServingNode, now: float, limit_s: float, others: Iterable[Reason] = ()) -> Verdict:
     """The verdict at one moment.
 
     Args:
         now: seconds, by the clock that `ServingNode.passed` is told.
         limit_s: longer silence is told.
+        others: what else is to be told.
     """
-    return verdict(_reasons(node, now, limit_s))
+    return verdict([*_reasons(node, now, limit_s), *others])
 
 
 def _reasons(node: ServingNode, now: float, limit_s: float) -> Iterator[Reason]:

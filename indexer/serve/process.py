@@ -18,18 +18,22 @@ from types import FrameType
 from typing import Final
 
 from prometheus_client import REGISTRY
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp
 
 from indexer.hosting.node import ServingNode
+from indexer.scan.http.problems import OnBug
 from indexer.serve import health
 from indexer.serve.api import create_app
 from indexer.serve.one_write import OneWriteProtocol
 from keytide.errors import KeytideError
+from keytide.model.health import Reason, Verdict
 from keytide.model.roles import Role
 from keytide.process.metrics import build_info
 from keytide.process.program import say_ready, spare_collections
 from keytide.process.worker import Worker
 from keytide.serving.server import server_of
-from keytide.settings.settings import Settings
+from keytide.settings.settings import SecuritySettings, Settings
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +41,7 @@ SWITCH_INTERVAL_S: Final = 0.0002
 """How soon working threads give way to scans: measured, half a millisecond (Python has five) took a third off
 their 99th percentile, and this some more."""
 STOP_WAIT_S: Final = 15.0
+LOOK_S: Final = 0.1
 
 Work = Callable[[threading.Event, threading.Event], None]
 """`work(stop, started)` runs until `stop` is set; it sets `started` once there is something to answer from.
@@ -47,42 +52,37 @@ class Serving:
     """Serves scans until it is told to stop.
 
     Args:
-        view: what scans see.
-        listener, url: where it serves.
+        application: makes what answers; is given what to tell of invariants that do not hold.
+        listener, url: where it serves. A function opens it once the work has something to answer from.
         work: runs in the thread `name`.
-        roles: what it is for.
-        component: what this process is, for its metrics.
+        security: in place of that of the settings.
+        announce: says that it serves, with its URL.
+        closing: called when nobody is answered any more, while the work goes on.
     """
 
     def __init__(
         self,
         settings: Settings,
-        view: ServingNode,
-        listener: socket.socket,
+        application: Callable[[OnBug], ASGIApp],
+        listener: socket.socket | Callable[[], socket.socket],
         url: str,
         work: Work,
         name: str,
-        roles: Sequence[Role],
-        component: str = "node",
+        *,
+        security: SecuritySettings | None = None,
+        announce: Callable[[str], None] = say_ready,
+        closing: Callable[[], None] = lambda: None,
     ) -> None:
-        build_info(component)
-        limit_s = settings.coordinator.suspect_ms / 1000
         self._listener, self._url = listener, url
+        self._announced, self._closing = announce, closing
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._worker = Worker(name, self._fail, lambda: work(self._stop, self._started), daemon=False)
         self._stop = self._worker.stopping
         self._server = server_of(
-            create_app(
-                view,
-                settings,
-                REGISTRY,
-                self._fail,
-                lambda: health.of(view, time.monotonic(), limit_s),
-                roles,
-            ),
+            application(self._fail),
             settings.http,
-            settings.security,
+            security or settings.security,
             OneWriteProtocol,
             loop="uvloop",
         )
@@ -100,8 +100,13 @@ class Serving:
         # By itself: it ends when it has spoken, and a node that nobody hears serves all the same.
         threading.Thread(target=self._announce, name="announce", daemon=True).start()
         try:
+            if not isinstance(self._listener, socket.socket):
+                while not (self._started.wait(LOOK_S) or self._server.should_exit):
+                    pass
+                self._listener = self._listener()
             self._server.run(sockets=[self._listener])
         finally:
+            self._closing()
             self._worker.close(STOP_WAIT_S)
         if self._failure is not None:
             raise self._failure
@@ -122,7 +127,33 @@ class Serving:
             pass
         if not self._stop.is_set():
             spare_collections()
-            say_ready(self._url)
+            self._announced(self._url)
+
+
+def endpoint(
+    view: ServingNode,
+    settings: Settings,
+    roles: Sequence[Role],
+    component: str,
+    shown: Collector = REGISTRY,
+    reasons: Callable[[], Sequence[Reason]] = tuple,
+) -> Callable[[OnBug], ASGIApp]:
+    """What answers on nodes and gateways, for `Serving`.
+
+    Args:
+        view: what scans see.
+        roles: what it is for.
+        component: what this process is, for its metrics.
+        shown: its metrics, as their page has them.
+        reasons: what else its health tells of.
+    """
+    build_info(component)
+    limit_s = settings.coordinator.suspect_ms / 1000
+
+    def verdict() -> Verdict:
+        return health.of(view, time.monotonic(), limit_s, reasons())
+
+    return lambda on_bug: create_app(view, settings, REGISTRY, on_bug, verdict, roles, shown)
 
 
 def exit_status(error: BaseException) -> int:

@@ -88,6 +88,25 @@ def open_environment(
     return environment, tables
 
 
+def follow_environment(folder: Path, map_bytes: int) -> tuple[lmdb.Environment, Tables]:
+    """Open, to read, an environment that another process has open, with a map as large as there: a writable
+    map shares its pages with this one, so what is committed there can be read here at once.
+
+    Raises:
+        StoreDamagedError: there is something else than an environment.
+    """
+    with disk_errors(folder):
+        environment = lmdb.open(
+            str(folder), map_size=map_bytes, max_dbs=len(Tables._fields), readonly=True, create=False
+        )
+        try:
+            tables = Tables(*(environment.open_db(n.encode(), create=False) for n in Tables._fields))
+        except BaseException:
+            environment.close()
+            raise
+    return environment, tables
+
+
 class Room:
     """Room on the disk for the writes of one environment.
 

@@ -7,6 +7,8 @@ from typing import Final
 
 MIB: Final = 1024 * 1024
 GIB: Final = 1024 * MIB
+READERS: Final = 1_024
+"""Read transactions that a process may have on one environment: snapshots kept, leased and being read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class StoreSettings:
         reserve_bytes: disk left free by commits; folds, which give a delta's room back, may use three
             quarters of it. A full disk is then an error, never a signal on a memory map.
         stall_s: how long a process that examines the base may stand still before it is ended.
-        max_readers: read transactions on one environment at once: snapshots kept, leased and being read.
+        max_readers: read transactions on one environment at once, of all processes that read it.
         fsync: whether base commits reach the disk. Only tests turn it off.
         check_mirror_s: check entries against the back index after a commit, unless one of the last so many
             seconds was (0: after every commit; None: never). For tests: it reads everything.
@@ -55,7 +57,7 @@ class StoreSettings:
     undo_bytes: int = GIB
     reserve_bytes: int = 256 * MIB
     stall_s: float = 60.0
-    max_readers: int = 1_024
+    max_readers: int = READERS
     fsync: bool = True
     check_mirror_s: float | None = None
     filter_bits: int = 1 << 22

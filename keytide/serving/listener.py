@@ -35,6 +35,26 @@ def listen(server: str, host: str, port: int, *, tls: bool, setting: str) -> tup
     return listener, f"{'https' if tls else 'http'}://{shown}:{listener.getsockname()[1]}"
 
 
+def reserve(server: str, host: str, port: int, *, tls: bool, setting: str) -> tuple[socket.socket, str]:
+    """A socket that keeps an address for `listen_beside`, and the URL there; nobody is answered on it.
+    Arguments and errors as of `listen`: the address must be nobody else's."""
+    alone, url = listen(server, host, port, tls=tls, setting=setting)
+    with alone:
+        address = alone.getsockname()
+    reserved = socket.socket(alone.family, socket.SOCK_STREAM)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    reserved.bind(address)
+    return reserved, url
+
+
+def listen_beside(host: str, port: int) -> socket.socket:
+    """A listening socket on an address that is kept by `reserve`, beside those of other processes: the system
+    gives each connection to one of them."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=1_024, reuse_port=True)
+
+
 def allow_handles(connections: int) -> None:
     """Let this process have as many file handles as so many connections take, as far as it may: what shells
     set for the processes that they start is often 1,024."""

@@ -122,6 +122,14 @@ class IndexerSettings(Section):
         "where scans and the writing of slices take one another's time, nodes of their own for each. In the "
         "environment with commas between them",
     )
+    scan_processes: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="processes beside the node's own that answer plain pages of its slices, on the same "
+        "port, so that scans and the writing of slices do not take one another's time where there are cores "
+        "for both; Linux only. 0: the node answers alone",
+    )
     slice_queue_documents: int = Field(
         400_000,
         description="documents a slice holds before it applies them unnumbered (R4)",

@@ -9,6 +9,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from coordinator.http import metrics
 from indexer.hosting.metrics import NodeMetrics
+from indexer.scan_processes.metrics import ProcessTotals
 from indexer.serve.api import create_app
 from keytide.process.metrics import build_info
 from keytide.settings.settings import load_settings
@@ -37,12 +38,14 @@ def processes() -> dict[str, list[Line]]:
     NodeMetrics(registry)
     build_info("node", registry)
     create_app(World().views["n0"], load_settings(), registry)
+    scan = CollectorRegistry()
+    scan.register(ProcessTotals(CollectorRegistry(), tuple))
     assert report.SUSPENDED in REGISTRY._collector_to_names
     coordinator = metrics.collected(scene.leader, scene.leader.stability.streams["flights"].issued_at)
     return {
         "Coordinator": _of(coordinator),
         "Projector": _of(REGISTRY),
-        "Indexer node": _of(registry),
+        "Indexer node": sorted([*_of(registry), *_of(scan)]),
     }
 
 

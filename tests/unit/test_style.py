@@ -38,10 +38,11 @@ HOSTS = re.compile(
 
 STRUCTS_ELSEWHERE = (
     *("keytide/model/timestamp.py", "keytide/wire/digests.py", "keytide/wire/entry_sums.py"),
-    *("indexer/store/", "indexer/scan/", "streaming/"),
+    *("indexer/store/", "indexer/scan/", "indexer/scan_processes/", "streaming/"),
 )
 """Where packed structs that never enter a topic may be defined: the timestamp (a part of messages), records
-on disk, answers between nodes (and to verification) and tokens, rows of Spark's shuffle."""
+on disk, answers between nodes (and to verification) and tokens, what a node tells its scan processes, rows of
+Spark's shuffle."""
 
 HTTP_LIBRARIES = re.compile(r"(?:aiohttp|httpx|requests|urllib3|urllib\.request|http\.client)\b")
 ASKS_OVER_HTTP = {
@@ -56,6 +57,8 @@ ASKS_OVER_HTTP = {
     "coordinator/http/forwarding.py": "what one that stands by was asked, with the credential of who asked",
     "keytide/cli/admin.py": "the command asks the coordinator, as a user",
     "keytide/cli/nodes.py": "the command looks whether a node that a user names is there",
+    "indexer/scan_processes/passing.py": "what a scan process was asked, on to its node over a local socket",
+    "indexer/scan_processes/pages.py": "what that raises when the node is asked for a lease",
     "deploy/probes.py": "whether a process that was started is ready",
     "deploy/doctor.py": "what time a server has, by a header of its answer",
 }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from indexer.store.environment import DAMAGE, damaged
 from indexer.store.formats.records import REMOVED, ledger_key, unpack_line, unpack_record
 from indexer.store.interface import Applied, Counts, Row, SkipLine, StoredDocument
 from indexer.store.joint import LevelCursor
 from indexer.store.lmdb.equal_keys import shared_keys
-from indexer.store.lmdb.levels import View
+from indexer.store.lmdb.levels import Level, View
 from indexer.store.lmdb.lookup import held_by
 from indexer.store.lmdb.merge import (
     FIRST_BLOCK,
@@ -21,6 +22,13 @@ from indexer.store.lmdb.merge import (
     table_blocks,
 )
 from keytide.errors import RetryableError
+
+
+class LevelCommit(NamedTuple):
+    """`commit`: number of its transaction."""
+
+    level: Level
+    commit: int
 
 
 class LmdbSnapshot:
@@ -73,6 +81,13 @@ class LmdbSnapshot:
             if any(view.has_long for view in views):
                 return None
             return [LmdbLevelCursor(view) for view in views if view.has_entries]
+
+    def commits(self) -> list[LevelCommit]:
+        """What another process must follow to read the same."""
+        with self._lock:
+            return [
+                LevelCommit(view.level, view.commit) for view in self._views if isinstance(view.level, Level)
+            ]
 
     def count(self, low: bytes = b"", high: bytes | None = None) -> int:
         if not low and high is None:

@@ -1,0 +1,62 @@
+"""Leases that the node has given, as a scan process remembers them.
+
+A page token promises that its snapshot is held, so the node is asked before one is given. But a lease is for
+a snapshot and a client, not for a token (`indexer.scan.plan.leases`), and lasts a tenth longer than is
+promised: in that tenth tokens are given without another word. So the node is asked about once for each number
+that is published and each client, however many pages are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+REMEMBERED: Final = 4_096
+"""Leases; then those that were given first are forgotten, and asked for again."""
+
+_Key = tuple[str, int, str, bool]
+"""(index, number, client, whether it is in use)."""
+
+
+class GrantedLeases:
+    """What the node keeps, for whom, and until when. Event loop only."""
+
+    def __init__(self) -> None:
+        self._granted: dict[_Key, tuple[int, frozenset[int]]] = {}
+
+    def keep(
+        self,
+        index: str,
+        number: int,
+        slices: Sequence[int],
+        lease_ms: int,
+        *,
+        in_use: bool,
+        now: int,
+        client: str = "",
+    ) -> list[int]:
+        """The slices of which it is not known that they keep a snapshot for another `lease_ms`."""
+        until, kept = self._granted.get((index, number, client, in_use), (0, frozenset()))
+        return [one for one in slices if one not in kept or until - now < lease_ms]
+
+    def granted(
+        self,
+        index: str,
+        number: int,
+        slices: Sequence[int],
+        lease_ms: int,
+        *,
+        in_use: bool,
+        now: int,
+        client: str,
+    ) -> None:
+        """The node was asked at `now` (ms), and keeps it in these slices."""
+        key = (index, number, client, in_use)
+        until, kept = self._granted.pop(key, (0, frozenset()))
+        if until > now and until - now >= lease_ms:
+            kept = kept.union(slices)  # of another read, which lasts no longer than this one
+        else:
+            until, kept = now + lease_ms + lease_ms // 10, frozenset(slices)
+        while len(self._granted) >= REMEMBERED:
+            del self._granted[next(iter(self._granted))]
+        self._granted[key] = (until, kept)

@@ -1,0 +1,251 @@
+"""The node's side of its scan processes: starts them, listens to them, ends those that stand still.
+
+Theory of operation
+===================
+The node keeps the address (`keytide.serving.listener.reserve`), and lets nobody in there; each scan process
+listens on it, too, and the system gives connections out to them. The node itself answers on a local socket,
+to its scan processes alone.
+
+Every process is asked whether it lives, several times a second. One that says nothing for two seconds is told
+of (`/readyz`, metrics), and ended after ten: a process that stands still keeps pages of LMDB from being used
+again, and connections from being answered. One that ends, by itself or by a signal, has what it kept freed as
+soon as it is seen, and another one takes its place; one that ends soon after its start, a while later.
+
+Nothing here is waited for by the thread that writes slices. Scan processes end with the node, however it
+ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from msgspec import structs
+from prometheus_client.registry import Collector
+
+from indexer.scan_processes.channel import Channel
+from indexer.scan_processes.messages import Alive, Ping, Welcome, alive_decoder
+from indexer.scan_processes.metrics import ProcessTotals
+from indexer.scan_processes.passing import SOCKET, way_to
+from indexer.scan_processes.telling import Telling
+from keytide.errors import ConfigurationError
+from keytide.model.health import Reason
+from keytide.process.worker import Worker, logged
+
+log = logging.getLogger(__name__)
+
+PING_S: Final = 0.25
+LOOK_S: Final = 0.05
+SILENT_S: Final = 2.0
+"""Longer silence is told."""
+STALLED_S: Final = 10.0
+"""After longer silence a process is ended."""
+START_S: Final = 30.0
+"""A process may take as long to answer for the first time: where cores are busy, imports take seconds."""
+SOON_S: Final = 10.0
+"""One that has lived for less is started again after a pause."""
+LONGEST_PAUSE_S: Final = 10.0
+STOP_S: Final = 4.0
+MODULE: Final = "indexer.serve.scan_process"
+
+
+def check_system(count: int) -> None:
+    """Raise ConfigurationError where there cannot be so many scan processes."""
+    if count and not sys.platform.startswith("linux"):
+        raise ConfigurationError(
+            "indexer.scan_processes needs Linux: elsewhere connections are not spread over processes",
+            next_step="set indexer.scan_processes to 0",
+        )
+
+
+class _Process:
+    """One that runs."""
+
+    def __init__(self, child: subprocess.Popen[bytes], channel: Channel, telling: Telling) -> None:
+        self.child, self.channel = child, channel
+        self.began = self.heard_at = time.monotonic()
+        self.told = Alive(False, 0, 0, 0, [], [])
+        self.spoke = False
+        self.listening = telling.join(channel)
+
+    def silent_s(self, now: float) -> float:
+        """For how long it has said nothing, but for its start."""
+        return now - self.heard_at if self.spoke else max(0.0, now - self.began - START_S)
+
+
+class ScanProcesses:
+    """The scan processes of a node.
+
+    Args:
+        count: of them.
+        reserved: keeps the address.
+        folder: the node's.
+        registry: of the node's metrics.
+
+    Attributes:
+        listener: where the node answers them.
+        totals: the node's metrics with theirs.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        node_id: str,
+        reserved: socket.socket,
+        folder: Path,
+        telling: Telling,
+        registry: Collector,
+    ) -> None:
+        host, port = reserved.getsockname()[:2]
+        self._welcome = Welcome(node_id, host, port)
+        self._count, self._reserved, self._telling, self._registry = count, reserved, telling, registry
+        self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        (folder / SOCKET).unlink(missing_ok=True)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(way_to(self._folder))
+        self._processes: tuple[_Process, ...] = ()
+        self.totals = ProcessTotals(registry, self._living)
+        self._start_at, self._pause_s = 0.0, 0.0
+        self._serving = threading.Event()
+        self._worker = Worker("scan-processes", logged, self._run)
+
+    def open(self) -> None:
+        """Start them."""
+        self._worker.open()
+
+    def wait_serving(self) -> bool:
+        """Wait until one of them answers; False when the node stops before."""
+        while not self._serving.wait(LOOK_S):
+            if self._worker.stopping.is_set():
+                return False
+        return True
+
+    def close(self) -> None:
+        """End them."""
+        self._worker.close(STOP_S)
+        for one in self._processes:
+            one.child.terminate()
+        until = time.monotonic() + STOP_S
+        for one in self._processes:
+            try:
+                one.child.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                one.child.kill()
+                one.child.wait()
+            one.channel.close()
+        self.listener.close()
+        self._reserved.close()
+        os.close(self._folder)
+
+    def reasons(self) -> Sequence[Reason]:
+        """What is the matter with them."""
+        now, found = time.monotonic(), list[Reason]()
+        for one in self._processes:
+            if one.silent_s(now) > SILENT_S:
+                found.append(
+                    Reason(
+                        "node",
+                        f"scan process {one.child.pid}",
+                        "degraded",
+                        f"it says nothing for {one.silent_s(now):,.1f} s: connections that it has are not "
+                        "answered",
+                        f"wait: it is ended after {STALLED_S:.0f} s, and started again",
+                    )
+                )
+        serving = sum(one.told.serving for one in self._processes)
+        if serving == 0:
+            found.append(
+                Reason(
+                    "node",
+                    "scan processes",
+                    "degraded",
+                    "none of them serves: nobody else reaches this node",
+                    "wait; if it stays so, see its log",
+                )
+            )
+        return found
+
+    # --- the thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Children are tied to the thread that starts them: it lives as long as the node."""
+        ping_at = 0.0
+        while not self._worker.stopping.is_set():
+            now = time.monotonic()
+            if len(self._processes) < self._count and now >= self._start_at:
+                self._processes = (*self._processes, self._start())
+            if now >= ping_at:
+                ping_at = now + PING_S
+                for one in self._processes:
+                    one.channel.tell(Ping())
+            waiting = [one.channel for one in self._processes if one.channel.waits]
+            ready, writable, _ = select.select([one.channel for one in self._processes], waiting, [], LOOK_S)
+            for channel in writable:
+                channel.flush()
+            for one in self._processes:
+                if one.channel in ready:
+                    self._hear(one)
+            self._end_dead(time.monotonic())
+
+    def _start(self) -> _Process:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        root = str(Path(__file__).resolve().parents[2])
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        with theirs:
+            child = subprocess.Popen(
+                [sys.executable, "-m", MODULE, str(theirs.fileno()), str(self._folder)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), self._folder),
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            )
+        channel = Channel(ours)
+        channel.tell(self._welcome)
+        log.info("scan process %d starts", child.pid)
+        return _Process(child, channel, self._telling)
+
+    def _hear(self, one: _Process) -> None:
+        for message in one.channel.heard():
+            told = alive_decoder.decode(message)
+            one.told = structs.replace(told, samples=told.samples or one.told.samples)
+            one.spoke, one.heard_at = True, time.monotonic()
+            self._telling.count_reads(told.reads)
+            if told.serving:
+                self._serving.set()
+
+    def _end_dead(self, now: float) -> None:
+        for one in self._processes:
+            if one.child.poll() is None:
+                if one.silent_s(now) > STALLED_S:
+                    log.error("scan process %d stands still, and is ended", one.child.pid)
+                elif one.channel.broken:
+                    log.error("scan process %d is ended: %s", one.child.pid, one.channel.broken)
+                else:
+                    continue
+                one.child.kill()
+                one.child.wait()
+            log.warning("scan process %d has ended: %s", one.child.pid, one.child.returncode)
+            self._processes = tuple(other for other in self._processes if other is not one)
+            one.channel.close()
+            self._telling.leave(one.listening)
+            self._remember(one, now)
+
+    def _remember(self, one: _Process, now: float) -> None:
+        """Keep what one has counted; say when another one is to start."""
+        self.totals.ended(one.told)
+        soon = now - one.began < SOON_S
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s or 0.5) if soon else 0.0
+        self._start_at = now + self._pause_s
+
+    def _living(self) -> list[tuple[Alive, bool]]:
+        """What each has told last, and whether it answers."""
+        now = time.monotonic()
+        return [(one.told, one.told.serving and one.silent_s(now) <= SILENT_S) for one in self._processes]
