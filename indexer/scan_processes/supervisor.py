@@ -25,7 +25,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -107,7 +107,7 @@ class ScanProcesses:
     ) -> None:
         host, port = reserved.getsockname()[:2]
         self._welcome = Welcome(node_id, host, port)
-        self._count, self._reserved, self._telling, self._registry = count, reserved, telling, registry
+        self._count, self._reserved, self._telling = count, reserved, telling
         self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         (folder / SOCKET).unlink(missing_ok=True)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -116,10 +116,16 @@ class ScanProcesses:
         self.totals = ProcessTotals(registry, self._living)
         self._start_at, self._pause_s = 0.0, 0.0
         self._serving = threading.Event()
-        self._worker = Worker("scan-processes", logged, self._run)
+        self._failed: Callable[[BaseException], None] = logged
+        self._worker = Worker("scan-processes", lambda error: self._failed(error), self._run)
 
-    def open(self) -> None:
-        """Start them."""
+    def open(self, failed: Callable[[BaseException], None]) -> None:
+        """Start them.
+
+        Args:
+            failed: told when they cannot be looked after any more: they end then.
+        """
+        self._failed = failed
         self._worker.open()
 
     def wait_serving(self) -> bool:
@@ -182,7 +188,11 @@ class ScanProcesses:
         while not self._worker.stopping.is_set():
             now = time.monotonic()
             if len(self._processes) < self._count and now >= self._start_at:
-                self._processes = (*self._processes, self._start())
+                try:
+                    self._processes = (*self._processes, self._start())
+                except OSError as error:  # (no room for one more process)
+                    log.warning("a scan process cannot be started: %s", error)
+                    self._start_at = now + LONGEST_PAUSE_S
             if now >= ping_at:
                 ping_at = now + PING_S
                 for one in self._processes:

@@ -77,10 +77,10 @@ class Serving:
         self._announced, self._closing = announce, closing
         self._started = threading.Event()
         self._failure: BaseException | None = None
-        self._worker = Worker(name, self._fail, lambda: work(self._stop, self._started), daemon=False)
+        self._worker = Worker(name, self.fail, lambda: work(self._stop, self._started), daemon=False)
         self._stop = self._worker.stopping
         self._server = server_of(
-            application(self._fail),
+            application(self.fail),
             settings.http,
             security or settings.security,
             OneWriteProtocol,
@@ -114,7 +114,7 @@ class Serving:
     def _end(self, _number: int, _frame: FrameType | None) -> None:
         self._server.should_exit = True
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """The work has failed, or a request has found an invariant broken: stop in order, and tell the story
         (`run` raises it)."""
         self._failure = self._failure or error

@@ -70,7 +70,7 @@ class NodeService:
         """
         try:
             if self._processes is not None:
-                self._processes.open()
+                self._processes.open(self._serving.fail)
             self._serving.run()
         finally:
             self._folder.close()

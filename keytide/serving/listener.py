@@ -42,9 +42,12 @@ def reserve(server: str, host: str, port: int, *, tls: bool, setting: str) -> tu
     with alone:
         address = alone.getsockname()
     reserved = socket.socket(alone.family, socket.SOCK_STREAM)
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    reserved.bind(address)
+    try:
+        reserved.bind(address)
+    except OSError:  # connections of a process before this one are still ending
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(address)
     return reserved, url
 
 

@@ -68,7 +68,7 @@ def test_pages_are_right_while_documents_move_and_levels_are_folded(world: World
         for _ in range(12):
             assert world.check(INDEX, TOPIC, _by_city, page_size=70) == IDS
     assert world.check_at_end(INDEX, TOPIC, _by_city) == IDS
-    assert _figure(world, 'keytide_scan_process_snapshots_total{outcome="pinned"}') > 100
+    assert _figure(world, 'keytide_scan_process_snapshots_total{outcome="pinned"}') >= 8
 
 
 def test_one_that_stands_still_is_ended_and_one_that_dies_takes_nothing_with_it(world: World) -> None:

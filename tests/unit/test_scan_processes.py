@@ -105,9 +105,12 @@ class Node:
 
     def open(self) -> None:
         self._serving.start()
-        self.processes.open()
+        self.processes.open(self._failed)
         assert self.processes.wait_serving()
         self._writing.start()
+
+    def _failed(self, error: BaseException) -> None:
+        self.failed = error
 
     def close(self) -> None:
         self._stop.set()

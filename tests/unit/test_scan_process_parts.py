@@ -1,0 +1,176 @@
+"""The parts of scan processes one by one: leases that are remembered, the channel, metrics, the address."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from indexer.scan_processes.channel import WAITING, Channel, read
+from indexer.scan_processes.leases import REMEMBERED, GrantedLeases
+from indexer.scan_processes.messages import Alive, ControlRecord, Ping, Sample, told_decoder
+from indexer.scan_processes.metrics import ProcessTotals
+from indexer.scan_processes.pages import samples_of
+from indexer.scan_processes.passing import Passed
+from keytide.errors import ConfigurationError
+from keytide.serving.listener import listen, listen_beside, reserve
+from tests.waiting import wait_for
+
+LEASE = 10_000
+
+
+def kept(leases: GrantedLeases, now: int, **more: Any) -> list[int]:
+    asked: dict[str, Any] = {"number": 5, "slices": [0, 1], "in_use": False, "client": "ann", **more}
+    return leases.keep("i", lease_ms=LEASE, now=now, **asked)
+
+
+def test_a_lease_is_good_for_further_tokens_for_a_tenth_of_its_time() -> None:
+    leases = GrantedLeases()
+    assert kept(leases, 0) == [0, 1]
+    leases.granted("i", 5, [0], LEASE, in_use=False, now=0, client="ann")
+    assert kept(leases, 0) == [1]
+    leases.granted("i", 5, [1], LEASE, in_use=False, now=500, client="ann")
+    assert kept(leases, 1_000) == []
+    assert kept(leases, 1_001) == [0, 1], "the first one of them promises no more than that"
+
+
+@pytest.mark.parametrize("other", [{"client": "bob"}, {"number": 6}, {"in_use": True}])
+def test_a_lease_is_nobody_elses(other: dict[str, Any]) -> None:
+    leases = GrantedLeases()
+    leases.granted("i", 5, [0, 1], LEASE, in_use=False, now=0, client="ann")
+    assert kept(leases, 0) == []
+    assert kept(leases, 0, **other) == [0, 1]
+
+
+def test_leases_that_are_remembered_are_bounded() -> None:
+    leases = GrantedLeases()
+    for number in range(REMEMBERED + 1):
+        leases.granted("i", number, [0, 1], LEASE, in_use=False, now=0, client="ann")
+    assert kept(leases, 0, number=0) == [0, 1]
+    assert kept(leases, 0, number=1) == []
+
+
+def ends() -> tuple[Channel, socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return Channel(ours), theirs
+
+
+def _flush(channel: Channel) -> None:
+    def gone() -> bool:
+        channel.flush()
+        return not channel.waits
+
+    wait_for(gone, "all has gone", 30)
+
+
+def test_messages_come_whole_and_in_order_with_the_folders_that_were_meant(tmp_path: Path) -> None:
+    channel, theirs = ends()
+    folder = os.open(tmp_path, os.O_RDONLY)
+    (tmp_path / "here").write_text("it is")
+    long = ControlRecord(7, os.urandom(3_000_000))
+    telling = [Ping(), long, Ping()]
+    for one, folders in zip(telling, ([], [folder], []), strict=True):
+        channel.tell(one, folders)
+    assert channel.waits, "so much does not go at once"
+    flushing = threading.Thread(target=_flush, args=(channel,))
+    flushing.start()
+    heard, came = [], []
+    for message, given in read(theirs, threading.Event()):
+        heard.append(told_decoder.decode(message))
+        came += given
+        if len(heard) == 3:
+            break
+    assert heard == telling
+    flushing.join()
+    assert came == [folder] or not Path(f"/proc/self/fd/{folder}").exists(), "it is closed where it went from"
+    assert os.listdir(came[0]) == ["here"]
+    os.close(came[0])
+    theirs.close()
+    channel.tell(Ping())
+    assert channel.broken
+    channel.close()
+
+
+def test_who_reads_nothing_costs_no_wait_and_bounded_memory() -> None:
+    channel, theirs = ends()
+    for _ in range(WAITING + 2_000):
+        channel.tell(Ping())
+    assert "unread" in channel.broken
+    assert not channel.waits
+    channel.close()
+    theirs.close()
+
+
+def test_metrics_are_those_of_all_processes_and_never_go_back() -> None:
+    def counted(scans: int) -> CollectorRegistry:
+        registry = CollectorRegistry()
+        seconds = Histogram("keytide_scan_seconds", "t", ["index"], buckets=(1,), registry=registry)
+        Counter("keytide_scan_rows", "t", registry=registry).inc(scans)
+        for _ in range(scans):
+            seconds.labels("by_city").observe(0.5)
+        return registry
+
+    def alive(scans: int) -> Alive:
+        return Alive(True, scans, 1, 2, [], samples_of(counted(scans)))
+
+    living = [(alive(3), True), (alive(4), False)]
+    totals = ProcessTotals(counted(1), lambda: living)
+
+    def shown() -> dict[str, float]:
+        lines = generate_latest(totals).decode().splitlines()
+        return {name: float(value) for name, value in (one.rsplit(" ", 1) for one in lines if one[0] != "#")}
+
+    first = shown()
+    assert first["keytide_scan_rows_total"] == 8
+    assert first['keytide_scan_seconds_count{index="by_city"}'] == 8
+    assert first['keytide_scan_seconds_bucket{index="by_city",le="1.0"}'] == 8
+    assert first['keytide_scan_process_snapshots_total{outcome="pinned"}'] == 7
+    assert first["keytide_scan_process_passed_on_total"] == 4
+    assert first["keytide_scan_processes_serving"] == 1
+    totals.ended(living.pop()[0])
+    second = shown()
+    assert second.pop("keytide_scan_process_ends_total") == 1
+    assert first.pop("keytide_scan_process_ends_total") == 0
+    assert second == first
+
+
+def test_what_only_scan_processes_have_counted_is_shown() -> None:
+    registry = CollectorRegistry()
+    Counter("keytide_scan_errors", "t", ["type"], registry=registry)
+    sample = Sample("keytide_scan_errors_total", {"type": "unknown-index"}, 2.0)
+    totals = ProcessTotals(registry, lambda: [(Alive(True, 0, 0, 0, [], [sample]), True)])
+    assert b'keytide_scan_errors_total{type="unknown-index"} 2.0' in generate_latest(totals)
+
+
+def test_an_address_is_kept_for_scan_processes_and_nobody_else() -> None:
+    kept, url = reserve("a node", "127.0.0.1", 0, tls=False, setting="indexer.port")
+    port = kept.getsockname()[1]
+    assert url == f"http://127.0.0.1:{port}"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    for way in (reserve, listen):
+        with pytest.raises(ConfigurationError, match="in use"):
+            way("another", "127.0.0.1", port, tls=False, setting="indexer.port")
+    with kept, listen_beside("127.0.0.1", port), listen_beside("127.0.0.1", port):
+        socket.create_connection(("127.0.0.1", port)).close()
+
+
+@pytest.mark.parametrize(
+    ("told", "client"), [(b"10.0.0.7 4711", ("10.0.0.7", 4711)), (b"::1 80", ("::1", 80)), (b"", None)]
+)
+def test_the_node_knows_who_asked_a_scan_process(told: bytes, client: Any) -> None:
+    seen: list[Any] = []
+
+    async def application(scope: Any, _receive: Any, _send: Any) -> None:
+        seen.append((scope["client"], scope["headers"]))
+
+    headers = [(b"accept", b"*/*"), (b"keytide-client", told)]
+    scope = {"type": "http", "client": None, "headers": headers}
+    asyncio.run(Passed(application)(scope, None, None))  # type: ignore[arg-type]
+    assert seen == [(client, [(b"accept", b"*/*")])]
