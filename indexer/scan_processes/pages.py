@@ -15,6 +15,7 @@ newest states.
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 from time import perf_counter
 from typing import Final
@@ -46,13 +47,15 @@ from indexer.scan.plan.waiting import Gone
 from indexer.scan.request.request import ScanRequest, parse
 from indexer.scan_processes.leases import GrantedLeases
 from indexer.scan_processes.messages import Sample
-from indexer.scan_processes.passing import Passing
+from indexer.scan_processes.passing import HalfAnsweredError, Passing
 from indexer.view import NodeView
 from keytide.http.node_protocol import NoAnswerError, RefusedError, headers_of
 from keytide.http.nodes import NodeClient
 from keytide.process.clock import now_ms, wall_ms
 from keytide.serving.gate import RequestGate
 from keytide.settings.settings import Settings
+
+log = logging.getLogger(__name__)
 
 _BEFORE_NAME: Final = "/v1/indexes/"
 _JSON: Final = frozenset({b"*/*", b"application/json"})
@@ -176,6 +179,8 @@ class PageApplication:
                         await response(scope, receive, send)
                         return
             await self._passing.on(scope, receive, send, body)
+        except HalfAnsweredError as error:
+            log.warning("half an answer to %s %s: %s", scope["method"], scope["path"][:200], error)
         except Exception as error:  # noqa: BLE001 - every error is answered, and our bugs are logged
             response = problem_response(error, self.metrics.failed, self._on_bug)
             await response(scope, receive, send)

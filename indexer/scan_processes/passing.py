@@ -44,6 +44,10 @@ class NodeSilentError(RetryableError):
     problem_type = "starting"
 
 
+class HalfAnsweredError(Exception):
+    """The node has ended in the midst of an answer. Never answered to anybody: the connection is closed."""
+
+
 class Passing:
     """Passes requests on. On one event loop; close it.
 
@@ -72,6 +76,7 @@ class Passing:
 
         Raises:
             NodeSilentError: nothing was answered.
+            HalfAnsweredError: something was, and the rest does not come.
         """
         self.count += 1
         whole = await _whole(receive) if body is None else body
@@ -107,7 +112,7 @@ class Passing:
                 await send({"type": "http.response.body", "body": b""})
         except aiohttp.ClientError as error:
             if begun:
-                raise ConnectionAbortedError(str(error)) from error  # half an answer is none
+                raise HalfAnsweredError(str(error)) from error
             raise NodeSilentError(
                 f"the node of this scan process does not answer: {error}", next_step="try again in a moment"
             ) from error
@@ -172,7 +177,7 @@ class Passed:
 
 def _url(path: bytes) -> URL:
     """As it was asked for: an address that is written anew might be another one."""
-    return URL("http://localhost" + path.decode("latin-1"), encoded=True)
+    return URL("http://localhost/" + path.decode("latin-1").removeprefix("/"), encoded=True)
 
 
 def _headers(scope: Scope) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ from indexer.scan_processes.leases import REMEMBERED, GrantedLeases
 from indexer.scan_processes.messages import Alive, ControlRecord, Ping, Sample, told_decoder
 from indexer.scan_processes.metrics import ProcessTotals
 from indexer.scan_processes.pages import samples_of
-from indexer.scan_processes.passing import Passed
+from indexer.scan_processes.passing import HalfAnsweredError, NodeSilentError, Passed, Passing
 from keytide.errors import ConfigurationError
 from keytide.serving.listener import listen, listen_beside, reserve
 from tests.waiting import wait_for
@@ -174,3 +174,120 @@ def test_the_node_knows_who_asked_a_scan_process(told: bytes, client: Any) -> No
     scope = {"type": "http", "client": None, "headers": headers}
     asyncio.run(Passed(application)(scope, None, None))  # type: ignore[arg-type]
     assert seen == [(client, [(b"accept", b"*/*")])]
+
+
+class Asked:
+    """A request to a scan process, as its server hands it over, and what came of it."""
+
+    def __init__(self, body: bytes = b"") -> None:
+        self.scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/a b",
+            "raw_path": b"/v1/a%20b",
+            "query_string": b"x=%2F",
+            "headers": [(b"host", b"h:1"), (b"connection", b"close"), (b"x-own", b"1")],
+            "client": ("10.0.0.7", 4711),
+        }
+        self.sent: list[Any] = []
+        self.came = asyncio.Event()
+        self.left = asyncio.Event()
+        self._messages: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive(self) -> Any:
+        if self._messages:
+            return self._messages.pop()
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+        self.came.set()
+
+
+class Answering:
+    """A node's socket: hears one request, says something, and goes on when it is told."""
+
+    def __init__(self, folder: Path, *said: bytes) -> None:
+        self.way = str(folder / "scan.sock")
+        self._said = said
+        self.heard = b""
+        self.onward = asyncio.Event()
+        self.gone = asyncio.Event()
+
+    async def __aenter__(self) -> Answering:
+        self._server = await asyncio.start_unix_server(self._serve, self.way)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.heard = await reader.readuntil(b"\r\n\r\n")
+        first, *others = self._said
+        writer.write(first)
+        waiting = asyncio.ensure_future(reader.read())
+        onward = asyncio.ensure_future(self.onward.wait())
+        await asyncio.wait({waiting, onward}, return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            self.gone.set()
+        for one in others:
+            writer.write(one)
+        writer.close()
+        for task in (waiting, onward):
+            task.cancel()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nserver: s\r\nx-node: y\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def test_a_request_goes_on_as_it_came_and_its_stream_comes_back_as_it_comes(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with Answering(tmp_path, HEAD + b"3\r\none\r\n", b"3\r\ntwo\r\n0\r\n\r\n") as node:
+            asked, passing = Asked(b"body"), Passing(node.way)
+            passed = asyncio.ensure_future(passing.on(asked.scope, asked.receive, asked.send))
+            while len(asked.sent) < 2:
+                asked.came.clear()
+                await asked.came.wait()
+            assert asked.sent[0]["headers"] == [(b"x-node", b"y")]
+            assert asked.sent[1]["body"] == b"one", "nothing waits for the end"
+            node.onward.set()
+            await passed
+            await passing.close()
+        assert b"".join(one.get("body", b"") for one in asked.sent) == b"onetwo"
+        head = node.heard.decode().split("\r\n")
+        assert head[0] == "POST /v1/a%20b?x=%2F HTTP/1.1"
+        assert {"host: h:1", "x-own: 1", "keytide-client: 10.0.0.7 4711"} <= set(head)
+        assert not any(one.startswith("connection") for one in head)
+
+    asyncio.run(run())
+
+
+def test_a_client_that_goes_away_is_gone_for_the_node_too(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with Answering(tmp_path, HEAD) as node:
+            asked, passing = Asked(), Passing(node.way)
+            passed = asyncio.ensure_future(passing.on(asked.scope, asked.receive, asked.send))
+            await asked.came.wait()
+            asked.left.set()
+            await passed
+            await asyncio.wait_for(node.gone.wait(), 30)
+            await passing.close()
+
+    asyncio.run(run())
+
+
+def test_half_an_answer_is_none_and_a_node_that_is_away_is_told_of(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with Answering(tmp_path, HEAD + b"5\r\nhello\r\n") as node:
+            asked, passing = Asked(), Passing(node.way)
+            node.onward.set()
+            with pytest.raises(HalfAnsweredError):
+                await passing.on(asked.scope, asked.receive, asked.send)
+            assert asked.sent[-1]["more_body"], "the end of it was not told"
+        os.unlink(node.way)
+        with pytest.raises(NodeSilentError):
+            await passing.on(asked.scope, Asked().receive, asked.send)
+        await passing.close()
+
+    asyncio.run(run())

@@ -7,11 +7,13 @@ import http.client
 import json
 import os
 import signal
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -46,6 +48,7 @@ from keytide.settings.settings import load_settings
 from keytide.wire.messages import Message, Published, StabilityTimestamp, encode
 from tests.live_node import KEYSPACE, SECRET
 from tests.store_kit import Version, lmdb_store, segments, state
+from tests.unit.certificates import Authority
 from tests.unit.scan_world import Doc, definition_of, sliced
 from tests.waiting import wait_for
 
@@ -69,7 +72,10 @@ class Node:
         self.stores: dict[SliceKey, LmdbSliceStore] = {}
         self.rings: dict[SliceKey, SnapshotRing] = {}
         self.definition = definition_of("CREATE INDEX by_turn ON users (turn, n) WITH (slices=2)")
-        reserved, self.url = reserve("the test's node", "127.0.0.1", 0, tls=False, setting="port")
+        settings = load_settings()
+        security = settings.security
+        tls = bool(security.tls_certificate)
+        reserved, self.url = reserve("the test's node", "127.0.0.1", 0, tls=tls, setting="port")
         self._show_catalog()
         for number in range(self.definition.slices):
             key = ("by_turn-1", number)
@@ -78,9 +84,13 @@ class Node:
         self.view.show_slices(self.rings.items())
         self.registry = CollectorRegistry()
         self.processes = ScanProcesses(processes, "n0", reserved, folder, self.telling, self.registry)
-        settings = load_settings()
         application = Passed(create_app(self.view, settings, self.registry))
-        self._server = server_of(application, settings.http, settings.security, OneWriteProtocol)
+        self._server = server_of(
+            application,
+            settings.http,
+            security.model_copy(update={"tls_certificate": "", "tls_key": ""}),
+            OneWriteProtocol,
+        )
         self._serving = threading.Thread(
             target=lambda: self._server.run(sockets=[self.processes.listener]), name="server"
         )
@@ -204,8 +214,12 @@ class _Levels:
 class Reader:
     """A client that keeps its connection, and connects anew when that is lost."""
 
-    def __init__(self, url: str) -> None:
-        self._place = url.removeprefix("http://")
+    def __init__(self, url: str, authority: str = "", token: str = "") -> None:
+        self._place = urlsplit(url).netloc
+        self._trusted = ssl.create_default_context(cafile=authority) if authority else None
+        self._headers = {"Content-Type": "application/json"} | (
+            {"Authorization": f"Bearer {token}"} if token else {}
+        )
         self._connection: http.client.HTTPConnection | None = None
         self.lost = 0
 
@@ -219,9 +233,12 @@ class Reader:
 
     def _asked(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         if self._connection is None:
-            self._connection = http.client.HTTPConnection(self._place, timeout=30)
-        headers = {"Content-Type": "application/json"}
-        self._connection.request("POST", path, json.dumps(body), headers)
+            self._connection = (
+                http.client.HTTPConnection(self._place, timeout=30)
+                if self._trusted is None
+                else http.client.HTTPSConnection(self._place, timeout=30, context=self._trusted)
+            )
+        self._connection.request("POST", path, json.dumps(body), self._headers)
         response = self._connection.getresponse()
         answer: dict[str, Any] = json.loads(response.read())
         assert response.status == 200, answer
@@ -340,3 +357,34 @@ def test_one_that_stands_still_costs_commits_nothing_is_told_of_and_ended(node: 
     for _ in range(10):
         reader.check(limit=15)
     reader.close()
+
+
+def test_they_serve_by_tls_and_ask_for_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority.made(tmp_path / "authority")
+    certificate, key = tmp_path / "node.crt", tmp_path / "node.key"
+    authority.sign(certificate, key)
+    token = "one-that-is-long-enough"
+    for name, value in {
+        "TLS_CERTIFICATE": str(certificate),
+        "TLS_KEY": str(key),
+        "TLS_AUTHORITY": str(authority.certificate),
+        "TOKENS": json.dumps({token: ["read"]}),
+    }.items():
+        monkeypatch.setenv(f"KEYTIDE_SECURITY__{name}", value)
+    (tmp_path / "node").mkdir()
+    node = Node(tmp_path / "node", 1)
+    node.open()
+    try:
+        assert node.url.startswith("https:")
+        reader = Reader(node.url, str(authority.certificate), token)
+        for _ in range(3):
+            reader.check(limit=15)
+        assert reader.ask("/v1/indexes/by_turn/count")["count"] == DOCUMENTS
+        reader.close()
+        for wrong in ("", "another-token-of-somebody"):
+            stranger = Reader(node.url, str(authority.certificate), wrong)
+            with pytest.raises(AssertionError, match=r"token"):
+                stranger.ask()
+            stranger.close()
+    finally:
+        node.close()
