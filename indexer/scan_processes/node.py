@@ -149,7 +149,7 @@ class FollowedFiles:
             if level is None or not level.revive():
                 level = FollowedLevel(way, map_bytes)
         except (lmdb.Error, OSError, KeytideError) as error:
-            log.info("a level is gone before it was read: %s", error)
+            log.debug("a level is gone before it was read: %s", error)  # counted as missed
             return _GoneLevel()
         finally:
             os.close(folder)
