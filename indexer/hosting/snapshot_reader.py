@@ -24,6 +24,13 @@ class OpenSnapshot:
     look_at: int | None = None
     dropped: bool = False
 
+    def drop(self) -> None:
+        """Close it now, or when its last reader is gone."""
+        if not self.dropped:
+            self.dropped = True
+            if self.readers == 0:
+                self.snapshot.close()
+
 
 class SnapshotReader:
     """One reader's hold on a snapshot (`indexer.view.ReadableSnapshot`).

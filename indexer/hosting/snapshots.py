@@ -103,7 +103,7 @@ class SnapshotRing:
             if number != UNNUMBERED:
                 self._number(self._tip, previous)
             if previous is not None and self._numbered.get(previous.number) is not previous:
-                _drop(previous)
+                previous.drop()
             self._end_leases(now)
 
     def show_built(self, snapshot: StoreSnapshot | None) -> None:
@@ -111,7 +111,7 @@ class SnapshotRing:
         next. No scan sees it: who compares the build asks for it (`built`)."""
         with self._alone:
             if self._built is not None:
-                _drop(self._built)
+                self._built.drop()
             self._built = None if snapshot is None else OpenSnapshot(snapshot, snapshot.applied.batch)
 
     def publish(self, number: int, now: int) -> None:
@@ -150,11 +150,11 @@ class SnapshotRing:
             tip, self._tip = self._tip, None
             self._joined = False
             if tip is not None and self._numbered.get(tip.number) is not tip:
-                _drop(tip)
+                tip.drop()
             for number, kept in list(self._numbered.items()):
                 if not history.number_holds(number, kept.snapshot.applied.incarnation):
                     del self._numbered[number]
-                    _drop(kept)
+                    kept.drop()
                     self._tell_dropped(number)
             if self._published not in self._numbered:
                 self._published = max(self._numbered, default=UNNUMBERED)
@@ -167,10 +167,10 @@ class SnapshotRing:
         """Let go of everything; readers at work finish first."""
         with self._alone:
             for kept in self._numbered.values():
-                _drop(kept)
+                kept.drop()
             for one in (self._tip, self._built):
                 if one is not None:
-                    _drop(one)
+                    one.drop()
             self._numbered.clear()
             self._order, self._past = [], RankedNumbers()
             self._leased.clear()
@@ -325,7 +325,7 @@ class SnapshotRing:
         if known is None:
             insort(self._order, number)
         elif known is not previous:
-            _drop(known)
+            known.drop()
         outside = [number, *self._order[-self._kept - 1 : -self._kept]]
         for one in outside:
             if self._published < one < self._order[-self._kept :][0]:
@@ -356,7 +356,7 @@ class SnapshotRing:
             del self._order[bisect_left(self._order, number)]
             self._past.discard(number)
             if kept is not self._tip:
-                _drop(kept)
+                kept.drop()
             self._tell_dropped(number)
 
     def _show(self, watch: RingWatch) -> None:
@@ -393,11 +393,3 @@ class _Alone:
         self._ring._lock.release()
         if self._ring._given_back:
             self._ring._take_back()
-
-
-def _drop(kept: OpenSnapshot) -> None:
-    """Close it now, or when its last reader is gone."""
-    if not kept.dropped:
-        kept.dropped = True
-        if kept.readers == 0:
-            kept.snapshot.close()

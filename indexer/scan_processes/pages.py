@@ -29,7 +29,7 @@ from starlette.types import Receive, Scope, Send
 from indexer.scan.gather.peers import LEASE_PATH, Peers
 from indexer.scan.gather.scatter import CLIENT
 from indexer.scan.gather.service import ScanService
-from indexer.scan.http.endpoint import SCAN, ScanMetrics, client_of, gone_of, needs
+from indexer.scan.http.endpoint import SCAN, ScanMetrics, gone_of, needs
 from indexer.scan.http.problems import OnBug, problem_response
 from indexer.scan.local.joint import JointReads
 from indexer.scan.local.reader import INLINE_ROWS, LocalReader
@@ -52,7 +52,7 @@ from indexer.view import NodeView
 from keytide.http.node_protocol import NoAnswerError, RefusedError, headers_of
 from keytide.http.nodes import NodeClient
 from keytide.process.clock import now_ms, wall_ms
-from keytide.serving.gate import RequestGate
+from keytide.serving.gate import RequestGate, client_of
 from keytide.settings.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -22,6 +22,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, gen
 from prometheus_client.registry import Collector
 
 from indexer.copying.messages import COPY_PATH
+from indexer.digests.answering import answer as answer_verifier
 from indexer.scan.gather.peers import LEASE_PATH, READ_PATH
 from indexer.scan.http.endpoint import (
     SCAN,
@@ -38,7 +39,6 @@ from indexer.scan.http.problems import OnBug, add_problem_handlers
 from indexer.scan.http.routes import add_routes
 from indexer.scan.peer.messages import encoder, lease_decoder, read_decoder
 from indexer.serve.copies import CopyEndpoint
-from indexer.serve.digests import answer as answer_verifier
 from indexer.serve.index_lists import page
 from indexer.serve.roles import ReadersElsewhere
 from indexer.view import NodeView

@@ -20,8 +20,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexer.digests.answering import digest, rows
 from indexer.scan.local.tasks import UNHURRIED
-from indexer.serve.digests import digest, rows
 from indexer.store.interface import StoredDocument
 from indexer.store.resolve.resolve import step
 from keytide.catalog.records import IndexRecord

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from indexer.serve import digests as answering
+from indexer.digests import answering
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import IndexRecord
 from keytide.http.node_protocol import NoAnswerError

@@ -14,9 +14,9 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
+from indexer.digests import answering as node_side
 from indexer.hosting.node import ServingNode
 from indexer.hosting.snapshots import SnapshotRing
-from indexer.serve import digests as node_side
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.lmdb.store import LmdbSliceStore
 from keytide.catalog import records as catalog_records

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from indexer.digests.answering import digest, rows
 from indexer.scan.local.tasks import UNHURRIED, NoPace
-from indexer.serve.digests import digest, rows
 from indexer.store.interface import SkipLine, StoredDocument
 from indexer.view import ReadableSnapshot
 from keytide.collation import Value, encode_key

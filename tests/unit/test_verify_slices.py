@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from coordinator.builds.registry import FINISHED_KEPT
-from indexer.serve import digests as node_side
+from indexer.digests import answering as node_side
 from indexer.serve.api import create_app
 from keytide.catalog.records import BuildRecord, KeyspaceRecord, NodeRecord
 from keytide.catalog.table_origin import TableOrigin

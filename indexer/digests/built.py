@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
+from indexer.digests.holding import LARGEST_LIMIT
 from indexer.scan.local.tasks import Pace
-from indexer.serve.holding import LARGEST_LIMIT
 from indexer.view import DoubtfulReadError, ReadableSnapshot
 from keytide.errors import InvariantViolationError
 from keytide.wire.entry_sums import BuiltAnswer, BuiltAsk, EntrySums, content_of, versions_of

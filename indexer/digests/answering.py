@@ -23,9 +23,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from indexer.digests import built, seeds
+from indexer.digests.holding import LARGEST_LIMIT, held
 from indexer.scan.local.tasks import UNHURRIED, Pace
-from indexer.serve import built, seeds
-from indexer.serve.holding import LARGEST_LIMIT, held
 from indexer.unique.shape import KeyShape
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, StoredDocument
 from keytide.definition.index import IndexDefinition
