@@ -19,7 +19,7 @@ CONNECTIONS: Final = 100
 KEPT_S: Final = 60.0
 """Unused connections are kept for at most: less than servers keep them (`http.idle_timeout_s`)."""
 _PORTS: Final = {"http": 80, "https": 443}
-_HOST: Final = re.compile(r"[\w.~!$&'()*+,;=-]+|[0-9a-f:.]+(%[\w.~-]+)?", re.ASCII)
+_HOST: Final = re.compile(r"[\w.~!$&'()*+,;=-]++|[0-9a-f:.]++(%[\w.~-]++)?", re.ASCII)
 _IN_PATH: Final = "/%:@!$&'()*+,;=~-._"
 """What stays in the path of an address as it is."""
 
