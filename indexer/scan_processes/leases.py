@@ -1,7 +1,7 @@
 """Leases that the node has given, as a scan process remembers them.
 
 A page token promises that its snapshot is held, so the node is asked before one is given. But a lease is for
-a snapshot and a client, not for a token (`indexer.scan.plan.leases`), and lasts a tenth longer than is
+a snapshot and a client, not for a token (`indexer.scan.plan.leases`), and is asked for a tenth longer than is
 promised: in that tenth tokens are given without another word. So the node is asked about once for each number
 that is published and each client, however many pages are read.
 """
@@ -16,6 +16,11 @@ REMEMBERED: Final = 4_096
 
 _Key = tuple[str, int, str, bool]
 """(index, number, client, whether it is in use)."""
+
+
+def longer(lease_ms: int) -> int:
+    """For how long the node is asked to keep what is promised for `lease_ms`."""
+    return lease_ms + lease_ms // 10
 
 
 class GrantedLeases:
@@ -48,15 +53,16 @@ class GrantedLeases:
         *,
         in_use: bool,
         now: int,
+        until: int,
         client: str,
     ) -> None:
-        """The node was asked at `now` (ms), and keeps it in these slices."""
+        """The node was asked at `now`, and keeps it in these slices at least `until` then (ms)."""
         key = (index, number, client, in_use)
-        until, kept = self._granted.pop(key, (0, frozenset()))
-        if until > now and until - now >= lease_ms:
-            kept = kept.union(slices)  # of another read, which lasts no longer than this one
+        known, kept = self._granted.pop(key, (0, frozenset()))
+        if known > now and known - now >= lease_ms:
+            until, kept = min(known, until), kept.union(slices)  # those of another read as well
         else:
-            until, kept = now + lease_ms + lease_ms // 10, frozenset(slices)
+            kept = frozenset(slices)
         while len(self._granted) >= REMEMBERED:
             del self._granted[next(iter(self._granted))]
         self._granted[key] = (until, kept)

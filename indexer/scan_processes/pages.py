@@ -21,6 +21,7 @@ from time import perf_counter
 from typing import Final
 
 import aiohttp
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import Response
@@ -43,9 +44,10 @@ from indexer.scan.peer.messages import (
     encoder,
     lease_reply_decoder,
 )
+from indexer.scan.plan.leases import longest_lease_s
 from indexer.scan.plan.waiting import Gone
 from indexer.scan.request.request import ScanRequest, parse
-from indexer.scan_processes.leases import GrantedLeases
+from indexer.scan_processes.leases import GrantedLeases, longer
 from indexer.scan_processes.messages import Sample
 from indexer.scan_processes.passing import HalfAnsweredError, Passing
 from indexer.view import NodeView
@@ -71,10 +73,19 @@ class PagePeers(Peers):
     Args:
         passing: to the node.
         nodes: asks other nodes for leases.
+        longest_lease_s: the node keeps nothing for longer.
     """
 
-    def __init__(self, view: NodeView, local: LocalReader, passing: Passing, nodes: NodeClient) -> None:
+    def __init__(
+        self,
+        view: NodeView,
+        local: LocalReader,
+        passing: Passing,
+        nodes: NodeClient,
+        longest_lease_s: int,
+    ) -> None:
         super().__init__(view, local, nodes)
+        self._longest_ms = 1000 * longest_lease_s
         self._passing = passing
         self._leases = GrantedLeases()
         self._asked: dict[bytes, asyncio.Task[LeaseReply]] = {}
@@ -104,8 +115,10 @@ class PagePeers(Peers):
         return await asyncio.shield(task)
 
     async def _lease_here(self, request: LeaseRequest, timeout_s: float) -> LeaseReply:
-        began = now_ms()
-        reply = await self._ask(self.here, LEASE_PATH, request, lease_reply_decoder, timeout_s)
+        began, lease_ms = now_ms(), min(longer(request.lease_ms), self._longest_ms)
+        # (The node does not renew a lease that lasts for as long as is asked for.)
+        asked = structs.replace(request, lease_ms=lease_ms)
+        reply = await self._ask(self.here, LEASE_PATH, asked, lease_reply_decoder, timeout_s)
         kept = [one for one in request.slices if one not in reply.missing]
         self._leases.granted(
             request.index,
@@ -114,6 +127,7 @@ class PagePeers(Peers):
             request.lease_ms,
             in_use=request.in_use,
             now=began,
+            until=began + lease_ms,
             client=request.client,
         )
         return reply
@@ -186,7 +200,7 @@ class PageApplication:
             await response(scope, receive, send)
 
     async def _page(self, service: ScanService, name: str, parsed: ScanRequest, request: Request) -> Response:
-        CLIENT.set(client_of(request.scope))
+        CLIENT.set(client_of(request.scope, tokens=bool(self._settings.security.tokens)))
         began = perf_counter()
         answer = await service.scan(name, parsed, gone_of(request))
         self.metrics.answered(answer, perf_counter() - began)
@@ -197,7 +211,9 @@ class PageApplication:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
-                peers = PagePeers(self._view, self._local, self._passing, self._nodes)
+                peers = PagePeers(
+                    self._view, self._local, self._passing, self._nodes, longest_lease_s(self._settings.scan)
+                )
                 most = self._settings.http.max_body_bytes
                 self._service = ScanService(
                     self._view, self._local, peers, self._settings.scan, max_body_bytes=most

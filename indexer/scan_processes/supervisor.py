@@ -36,7 +36,7 @@ from indexer.scan_processes.channel import Channel
 from indexer.scan_processes.messages import Alive, Ping, Welcome, alive_decoder
 from indexer.scan_processes.metrics import ProcessTotals
 from indexer.scan_processes.passing import SOCKET, way_to
-from indexer.scan_processes.telling import Telling
+from indexer.scan_processes.telling import Listening, Telling
 from keytide.errors import ConfigurationError
 from keytide.model.health import Reason
 from keytide.process.worker import Worker, logged
@@ -75,7 +75,16 @@ class _Process:
         self.began = self.heard_at = time.monotonic()
         self.told = Alive(False, 0, 0, 0, [], [])
         self.spoke = False
-        self.listening = telling.join(channel)
+        self.listening: Listening | None = None
+        self._telling = telling
+
+    def speaks(self) -> None:
+        """It has said something, so it reads what it is told: from the first time on it is told everything.
+        (What is told while Python starts would have to wait somewhere.)"""
+        self.heard_at = time.monotonic()
+        if not self.spoke:
+            self.spoke = True
+            self.listening = self._telling.join(self.channel)
 
     def silent_s(self, now: float) -> float:
         """For how long it has said nothing, but for its start."""
@@ -117,6 +126,7 @@ class ScanProcesses:
         self._start_at, self._pause_s = 0.0, 0.0
         self._serving = threading.Event()
         self._failed: Callable[[BaseException], None] = logged
+        self._then: Callable[[], None] = lambda: None
         self._worker = Worker("scan-processes", lambda error: self._failed(error), self._run)
 
     def open(self, failed: Callable[[BaseException], None]) -> None:
@@ -135,19 +145,21 @@ class ScanProcesses:
                 return False
         return True
 
+    def end(self, then: Callable[[], None]) -> None:
+        """Have them end while the node still answers what they pass on. Waits for nothing: a signal's handler
+        may call it.
+
+        Args:
+            then: called when they have.
+        """
+        self._then = then
+        self._worker.stopping.set()
+        if not self._worker.running:
+            then()
+
     def close(self) -> None:
-        """End them."""
-        self._worker.close(STOP_S)
-        for one in self._processes:
-            one.child.terminate()
-        until = time.monotonic() + STOP_S
-        for one in self._processes:
-            try:
-                one.child.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                one.child.kill()
-                one.child.wait()
-            one.channel.close()
+        """End them, if they have not."""
+        self._worker.close()
         self.listener.close()
         self._reserved.close()
         os.close(self._folder)
@@ -183,10 +195,33 @@ class ScanProcesses:
     # --- the thread -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Children are tied to the thread that starts them: it lives as long as the node."""
-        ping_at = 0.0
+        """Children are tied to the thread that starts them, which so is the one that ends them."""
+        try:
+            self._look_after()
+        finally:
+            self._end_all()
+            self._then()
+
+    def _end_all(self) -> None:
+        for one in self._processes:
+            one.child.terminate()
+        until = time.monotonic() + STOP_S
+        for one in self._processes:
+            try:
+                one.child.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                one.child.kill()
+                one.child.wait()
+            one.channel.close()
+
+    def _look_after(self) -> None:
+        ping_at, looked_at = 0.0, time.monotonic()
         while not self._worker.stopping.is_set():
             now = time.monotonic()
+            if (stood := now - looked_at) > SILENT_S:  # it was this process that stood still
+                for one in self._processes:
+                    one.heard_at += stood
+            looked_at = now
             if len(self._processes) < self._count and now >= self._start_at:
                 try:
                     self._processes = (*self._processes, self._start())
@@ -197,14 +232,21 @@ class ScanProcesses:
                 ping_at = now + PING_S
                 for one in self._processes:
                     one.channel.tell(Ping())
-            waiting = [one.channel for one in self._processes if one.channel.waits]
-            ready, writable, _ = select.select([one.channel for one in self._processes], waiting, [], LOOK_S)
-            for channel in writable:
-                channel.flush()
-            for one in self._processes:
-                if one.channel in ready:
-                    self._hear(one)
+            self._exchange()
             self._end_dead(time.monotonic())
+
+    def _exchange(self) -> None:
+        """Send what waits, and hear what was said, after a moment at the latest."""
+        poll = select.poll()  # (`select` takes no descriptor above 1,023)
+        for one in self._processes:
+            poll.register(one.channel, select.POLLIN | (select.POLLOUT if one.channel.waits else 0))
+        events = dict(poll.poll(LOOK_S * 1000))
+        for one in self._processes:
+            event = events.get(one.channel.fileno(), 0)
+            if event & select.POLLOUT:
+                one.channel.flush()
+            if event & ~select.POLLOUT:
+                self._hear(one)
 
     def _start(self) -> _Process:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -226,7 +268,7 @@ class ScanProcesses:
         for message in one.channel.heard():
             told = alive_decoder.decode(message)
             one.told = structs.replace(told, samples=told.samples or one.told.samples)
-            one.spoke, one.heard_at = True, time.monotonic()
+            one.speaks()
             self._telling.count_reads(told.reads)
             if told.serving:
                 self._serving.set()
@@ -245,7 +287,8 @@ class ScanProcesses:
             log.warning("scan process %d has ended: %s", one.child.pid, one.child.returncode)
             self._processes = tuple(other for other in self._processes if other is not one)
             one.channel.close()
-            self._telling.leave(one.listening)
+            if one.listening is not None:
+                self._telling.leave(one.listening)
             self._remember(one, now)
 
     def _remember(self, one: _Process, now: float) -> None:

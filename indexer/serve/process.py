@@ -71,10 +71,11 @@ class Serving:
         *,
         security: SecuritySettings | None = None,
         announce: Callable[[str], None] = say_ready,
+        ending: Callable[[Callable[[], None]], None] = lambda exit_now: exit_now(),
         closing: Callable[[], None] = lambda: None,
     ) -> None:
         self._listener, self._url = listener, url
-        self._announced, self._closing = announce, closing
+        self._announced, self._ending, self._closing = announce, ending, closing
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._worker = Worker(name, self.fail, lambda: work(self._stop, self._started), daemon=False)
@@ -112,6 +113,9 @@ class Serving:
             raise self._failure
 
     def _end(self, _number: int, _frame: FrameType | None) -> None:
+        self._ending(self._exit)
+
+    def _exit(self) -> None:
         self._server.should_exit = True
 
     def fail(self, error: BaseException) -> None:

@@ -59,6 +59,7 @@ class NodeService:
             "ingest",
             security=settings.security.model_copy(update={"tls_certificate": "", "tls_key": ""}),
             announce=announce,
+            ending=processes.end,
             closing=processes.close,
         )
 

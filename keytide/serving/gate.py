@@ -109,6 +109,7 @@ class RequestGate:
     ) -> None:
         self._app = app
         self._guard = Guard(settings.security)
+        self._tokens = bool(settings.security.tokens)
         self._origins = frozenset(one.lower() for one in settings.security.origins)
         self._http = settings.http
         self._needs = needs
@@ -151,7 +152,10 @@ class RequestGate:
 
         try:
             if need is not None:
-                await self._turns.take(lambda: "" if need == "cluster" else client_of(scope))
+                if need == "cluster":
+                    await self._turns.take_for_cluster()
+                else:
+                    await self._turns.take(lambda: client_of(scope, tokens=self._tokens))
             await self._app(scope, receive, send_on)
         except OverloadedError as error:
             self._refused(error.problem_type)
@@ -222,11 +226,16 @@ class RequestGate:
             )
 
 
-def client_of(scope: Mapping[str, Any]) -> str:
-    """Who asks, as shares go: a digest of the credential, or else the address."""
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            return _digest(value)
+def client_of(scope: Mapping[str, Any], *, tokens: bool) -> str:
+    """Who asks, as shares go: a digest of the token, or else the address.
+
+    Args:
+        tokens: whether there are any. What a request calls one is its own invention else.
+    """
+    if tokens:
+        for name, value in reversed(scope["headers"]):  # the last one is that which was looked at
+            if name == b"authorization":
+                return _digest(value.partition(b" ")[2].strip())
     address = scope.get("client")
     return address[0] if address else ""
 

@@ -18,7 +18,7 @@ from coordinator.process.service import CoordinatorService
 from indexer.serve.api import create_app as node_app
 from keytide.http.node_protocol import headers_of
 from keytide.process.clock import wall_ms
-from keytide.serving.gate import Message, Need, RequestGate, is_of_host
+from keytide.serving.gate import Message, Need, RequestGate, client_of, is_of_host
 from keytide.settings.settings import Settings, load_settings
 from tests.browser.scene import busy_day
 from tests.unit.test_api import world_of_cities
@@ -93,6 +93,17 @@ class Asked:
 
 CHUNKED = {"Transfer-Encoding": "chunked", "Content-Type": "application/json"}
 MIB = 1 << 20
+
+
+def test_a_token_is_one_client_however_it_is_written_and_an_address_is_one_where_there_are_none() -> None:
+    def client(*values: bytes, tokens: bool = True) -> str:
+        headers = [(b"host", b"x"), *((b"authorization", value) for value in values)]
+        return client_of({"headers": headers, "client": ("192.0.2.7", 5)}, tokens=tokens)
+
+    ways = [(b"Bearer reads",), (b"bearer  reads",), (b"Basic x", b"BEARER reads ")]
+    assert len({client(*way) for way in ways}) == 1
+    assert client(b"Bearer reads") != client(b"Bearer rules")
+    assert client(b"Bearer reads", tokens=False) == client(tokens=False) == "192.0.2.7"
 
 
 def test_nothing_of_a_body_is_read_without_a_token() -> None:

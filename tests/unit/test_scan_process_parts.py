@@ -23,6 +23,7 @@ from keytide.serving.listener import listen, listen_beside, reserve
 from tests.waiting import wait_for
 
 LEASE = 10_000
+LONGER = 11_000
 
 
 def kept(leases: GrantedLeases, now: int, **more: Any) -> list[int]:
@@ -33,9 +34,9 @@ def kept(leases: GrantedLeases, now: int, **more: Any) -> list[int]:
 def test_a_lease_is_good_for_further_tokens_for_a_tenth_of_its_time() -> None:
     leases = GrantedLeases()
     assert kept(leases, 0) == [0, 1]
-    leases.granted("i", 5, [0], LEASE, in_use=False, now=0, client="ann")
+    leases.granted("i", 5, [0], LEASE, in_use=False, now=0, until=LONGER, client="ann")
     assert kept(leases, 0) == [1]
-    leases.granted("i", 5, [1], LEASE, in_use=False, now=500, client="ann")
+    leases.granted("i", 5, [1], LEASE, in_use=False, now=500, until=500 + LONGER, client="ann")
     assert kept(leases, 1_000) == []
     assert kept(leases, 1_001) == [0, 1], "the first one of them promises no more than that"
 
@@ -43,7 +44,7 @@ def test_a_lease_is_good_for_further_tokens_for_a_tenth_of_its_time() -> None:
 @pytest.mark.parametrize("other", [{"client": "bob"}, {"number": 6}, {"in_use": True}])
 def test_a_lease_is_nobody_elses(other: dict[str, Any]) -> None:
     leases = GrantedLeases()
-    leases.granted("i", 5, [0, 1], LEASE, in_use=False, now=0, client="ann")
+    leases.granted("i", 5, [0, 1], LEASE, in_use=False, now=0, until=LONGER, client="ann")
     assert kept(leases, 0) == []
     assert kept(leases, 0, **other) == [0, 1]
 
@@ -51,7 +52,7 @@ def test_a_lease_is_nobody_elses(other: dict[str, Any]) -> None:
 def test_leases_that_are_remembered_are_bounded() -> None:
     leases = GrantedLeases()
     for number in range(REMEMBERED + 1):
-        leases.granted("i", number, [0, 1], LEASE, in_use=False, now=0, client="ann")
+        leases.granted("i", number, [0, 1], LEASE, in_use=False, now=0, until=LONGER, client="ann")
     assert kept(leases, 0, number=0) == [0, 1]
     assert kept(leases, 0, number=1) == []
 

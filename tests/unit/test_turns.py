@@ -99,6 +99,28 @@ def test_when_there_is_no_room_the_one_with_most_of_them_is_refused() -> None:
     run(story())
 
 
+def test_what_the_cluster_asks_is_never_refused_and_takes_half_of_what_is_begun() -> None:
+    async def story() -> None:
+        crowd, order = Crowd(50), list[str]()
+
+        async def ask_for_cluster() -> None:
+            await crowd.turns.take_for_cluster()
+            order.append("cluster")
+            crowd.begun.append("cluster")
+
+        crowd.ask("many", AT_ONCE + 50)
+        parts = [asyncio.get_running_loop().create_task(ask_for_cluster()) for _ in range(300)]
+        crowd.ask("many", 10)
+        await crowd.over()
+        await asyncio.gather(*parts)
+        assert crowd.refused == {"many": 10}
+        first = Counter(crowd.begun[AT_ONCE : 3 * AT_ONCE])
+        assert first == {"cluster": AT_ONCE, "many": AT_ONCE}
+        assert len(order) == 300
+
+    run(story())
+
+
 def test_who_is_alone_is_refused_what_comes_last() -> None:
     async def story() -> None:
         crowd = Crowd(5)

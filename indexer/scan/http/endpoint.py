@@ -34,6 +34,7 @@ from indexer.scan.peer.messages import (
     SliceReply,
 )
 from indexer.scan.peer.wellformed import check
+from indexer.scan.plan.leases import longest_lease_s
 from indexer.scan.plan.waiting import Gone, ReaderGoneError
 from indexer.scan.request.request import CountRequest, Moment, MomentT, ScanRequest, from_query, parse
 from indexer.scan.tasks import TASKS
@@ -73,11 +74,12 @@ class FastWay:
         self._metrics = endpoint.metrics
         self._on_bug = endpoint.on_bug
         self._ways = ways
+        self._tokens = bool(endpoint.settings.security.tokens)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         handler: Handler | None = None
         if scope["type"] == "http":
-            CLIENT.set(client_of(scope))
+            CLIENT.set(client_of(scope, tokens=self._tokens))
         if scope["type"] == "http" and scope["method"] == "POST":
             path = scope["path"]
             if path == READ_PATH:
@@ -163,7 +165,7 @@ class Endpoint:
             view,
             scan.max_leases,
             TASKS,
-            longest_lease_s=max(scan.max_hold_s, scan.lease_s, scan.tail_lease_s),
+            longest_lease_s=longest_lease_s(scan),
             long_readers=scan.long_readers,
             client_leases=scan.max_client_leases,
         )

@@ -25,6 +25,7 @@ from typing import Final
 from indexer.scan.peer.messages import HOLDER
 from indexer.view import NodeView
 from keytide.errors import RetryableError
+from keytide.settings.scans import ScanSettings
 
 TAIL: Final = "tail-"
 """How the ids of tails' holds begin."""
@@ -58,6 +59,11 @@ class _Lease:
     until: int = 0
     firm: bool = False
     slices: set[int] = field(default_factory=set)
+
+
+def longest_lease_s(settings: ScanSettings) -> int:
+    """A node keeps no snapshot for longer after its last use."""
+    return max(settings.max_hold_s, settings.lease_s, settings.tail_lease_s)
 
 
 class LeaseRegistry:
