@@ -249,8 +249,9 @@ class AiohttpConnections:
         session = self._sessions.get(loop)
         if session is None:
             session = self._sessions[loop] = LoopSession(loop)
-            for other in [one for one in self._sessions if one.is_closed()]:
-                await self._sessions.pop(other).close()
+            for other in [one for one in list(self._sessions) if one.is_closed()]:
+                if (ended := self._sessions.pop(other, None)) is not None:  # else another thread does it
+                    await ended.close()
         return session
 
     def _begin_in_child(self) -> None:

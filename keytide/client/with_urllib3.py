@@ -137,13 +137,14 @@ class Urllib3Connections:
         self._begin()
 
     def _begin(self) -> None:
-        self._process = os.getpid()
         self._places = SimpleQueue[None]()
         for _ in range(CONNECTIONS):
             self._places.put(None)
         self._pools = {url: self._pool(origin) for url, origin in self._origins.items()}
         self._lock = threading.Lock()
         self._streams = weakref.WeakSet[OpenAnswer]()
+        # Last: another thread of a child must not take a connection that is the parent's.
+        self._process = os.getpid()
 
     def _pool(self, origin: Origin) -> urllib3.HTTPConnectionPool:
         if origin.secure:
@@ -233,7 +234,7 @@ class Urllib3Connections:
             except BaseException:
                 self.leave(body)
                 raise
-            if not data:
+            if not data or self.closed:
                 self.leave(body)
                 if self.closed:
                     return closed()
