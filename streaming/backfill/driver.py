@@ -92,7 +92,7 @@ from streaming.drivers.outage import Outage
 from streaming.drivers.progress import Status
 from streaming.drivers.rate_gate import RateGate
 from streaming.drivers.stages import OutOfRoomError
-from streaming.slices.built import BuiltSlices
+from streaming.slices.built import ANSWER_S, BuiltSlices
 from streaming.slices.entries import SliceEntries
 from streaming.spark import session as spark
 from streaming.spark.checkpoint import Checkpoint
@@ -348,7 +348,7 @@ class BackfillDriver(Driver):
         return self._slices
 
     async def held_sums(self, projected: Sequence[EntrySums], batch: int) -> list[CopySums]:
-        nodes = BlockingNodeClient(self._settings.security.tls_authority)
+        nodes = BlockingNodeClient(self._settings.security.tls_authority, limit_s=ANSWER_S)
         indexes = [index.id for index in self._plan.indexes]
         with closing(BuiltSlices(self._metadata.catalog, indexes, nodes, self._id, self._now)) as slices:
             return slices.sums(self._plan.targets, projected, batch, self.follow)

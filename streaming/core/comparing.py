@@ -2,14 +2,15 @@
 
 Theory of operation
 ===================
-Tasks sum up what they project, before it is sorted, packed and sent: of each slice, through all
-micro-batches. Of an attempt that did not count nothing comes in, for sums travel with the summaries that name
-the winners (R22); of a micro-batch that is run again they count once. Slices sum up what their stores have
-made durable. Where each document is projected once, both are the same.
+Tasks sum up what they project, before it is sorted, packed and sent, for each slice. Of an attempt that did
+not count nothing comes in, for sums travel with the summaries that name the winners (R22); of a micro-batch
+that is run again they count once. Slices sum up what their stores have made durable. Where each document is
+projected once, both are the same.
 
-A document that a later micro-batch brings again (or a later part of a share, or another source partition) is
-summed up twice, and stored once. Then the sums differ, and say nothing: the source is read once more. They
-never are the same where the slice stores something else, but by a collision.
+Nothing is concluded where slices may have had to remove something: of more than one micro-batch, and where a
+task's spill brought a newer version than an earlier one. A slice that did not would store exactly what was
+projected. Sums are never the same where the slice stores something else than was projected, but by a
+collision.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from streaming.core.micro_batches import SliceTarget
 
 NAMED: Final = 3
 """Copies that are named."""
-UNKNOWN: Final = "not all that the build was made of was summed up"
+UNKNOWN: Final = (
+    "sums prove nothing of more than one micro-batch, of one whose tasks replaced what they had sent, or of "
+    "what was not summed up"
+)
 
 
 class Copy(NamedTuple):

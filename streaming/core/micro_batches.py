@@ -119,7 +119,8 @@ class SettledBatch(NamedTuple):
         documents: records read.
         foreign: hashes of documents found in more than one source partition; u64[n], one byte string.
         skipped, left_out: index id -> reason -> count.
-        sums: for each target, of the entries that were projected; None where they are not summed up.
+        sums: for each target, of the entries that were projected; None where they are not summed up, or
+            prove nothing, for some of them were retracted.
     """
 
     winners: list[dict[str, int]]
@@ -188,6 +189,8 @@ def settle(targets: int, shares: int, summaries: Iterable[Summary]) -> SettledBa
                 done.add(target)
                 delivered[target], taken_out[target] = summary.entries, summary.entries + summary.retracted
                 winners[target][summary.attempt] = summary.chunks
+                if summary.retracted:  # whoever did not drop them would store just what was projected
+                    sums = None
             case ForeignSummary():
                 foreign.append(summary.hashes)
     invariant(

@@ -92,10 +92,13 @@ class Journal(msgspec.Struct, rename={"newest": "piece"}):
             self.summed = batch + 1
 
     def projected(self, targets: int) -> list[EntrySums] | None:
-        """Of each target, of all that was projected for it; None when that is not known."""
+        """Of each target, of all that was projected for it; None when that is not known, or proves nothing: a
+        later micro-batch may have had slices remove what an earlier one brought, and one that did not would
+        store exactly what was projected."""
         if self.nothing_to_read is not None:
             return [NO_ENTRIES] * targets
-        return list(self.sums) if self.summed == self.finished + 1 and len(self.sums) == targets else None
+        whole = self.finished == 0 and self.summed == 1
+        return list(self.sums) if whole and len(self.sums) == targets else None
 
     @property
     def pending(self) -> SizedBatch | None:

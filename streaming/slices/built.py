@@ -31,8 +31,10 @@ ROWS_PER_CALL: Final = 100_000
 AT_ONCE: Final = 4
 """Copies that are asked at once."""
 POLL_S: Final = 0.1
+ANSWER_S: Final = 10.0
+"""So long nothing may come back of a part."""
 AWAY_S: Final = 60.0
-"""So long a copy may give no answer, before it is given up: a node restarts sooner."""
+"""So long a node may give no answer, before its copies are given up: it restarts sooner."""
 LOAD_LIMIT_S: Final = 300.0
 """So long those that are left may show no progress."""
 NEVER: Final = "invalid-request"
@@ -85,8 +87,8 @@ class BuiltSlices(PinnedSlices):
         done_at = self._now()
         due = dict.fromkeys(self.copies(targets), done_at)
         """When a copy is asked (again)."""
-        silent: dict[Copy, float] = {}
-        """Since when it has not answered."""
+        silent: dict[str, float] = {}
+        """Since when a node has not answered."""
         told: dict[Copy, str] = {}
         """How far it said that it is."""
         asked: dict[Future[EntrySums], Copy] = {}
@@ -103,17 +105,18 @@ class BuiltSlices(PinnedSlices):
                         copy, now = asked.pop(future), self._now()
                         try:
                             found.append(CopySums(copy, future.result()))
+                            silent.pop(copy.node, None)
                             done_at = now
                             continue
                         except PinLostError as error:
-                            silent.pop(copy, None)
+                            silent.pop(copy.node, None)
                             why = error.message
                             if told.get(copy) != why:
                                 told[copy], done_at = why, now
                             given_up = now - done_at > LOAD_LIMIT_S
                         except RetryableError as error:
                             why, cause = error.message, error.__cause__
-                            given_up = now - silent.setdefault(copy, now) > AWAY_S
+                            given_up = now - silent.setdefault(copy.node, now) > AWAY_S
                             given_up |= isinstance(cause, RefusedError) and cause.type == NEVER
                         if given_up:
                             found.append(CopySums(copy, None, why))

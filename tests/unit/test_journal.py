@@ -51,7 +51,8 @@ def test_sums_count_once_and_nothing_behind_a_gap_does() -> None:
     assert journal.projected(2) is None, "the second is not done"
     journal.newest = SizedBatch(1, {0: 9}, {0: 12}, done=True)
     again = msgspec.json.decode(msgspec.json.encode(journal), type=Journal)
-    assert again.projected(2) == [EntrySums(4, 6, 8), EntrySums(2, 6, 8)]
+    assert again.sums == [EntrySums(4, 6, 8), EntrySums(2, 6, 8)]
+    assert again.projected(2) is None, "something may have been removed"
     largest = (1 << 64) - 1
     again.add_sums(2, [EntrySums(0, largest, largest)] * 2)
     assert [one.content for one in again.sums] == [5, 5]
