@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from indexer.scan.peer.messages import LeaseRequest
+
 REMEMBERED: Final = 4_096
 """Leases; then those that were given first are forgotten, and asked for again."""
 
@@ -44,22 +46,15 @@ class GrantedLeases:
         until, kept = self._granted.get((index, number, client, in_use), (0, frozenset()))
         return [one for one in slices if one not in kept or until - now < lease_ms]
 
-    def granted(
-        self,
-        index: str,
-        number: int,
-        slices: Sequence[int],
-        lease_ms: int,
-        *,
-        in_use: bool,
-        now: int,
-        until: int,
-        client: str,
-    ) -> None:
-        """The node was asked at `now`, and keeps it in these slices at least `until` then (ms)."""
-        key = (index, number, client, in_use)
+    def granted(self, asked: LeaseRequest, slices: Sequence[int], now: int, until: int) -> None:
+        """The node was asked at `now`, and keeps it in these slices at least `until` then (ms).
+
+        Args:
+            asked: for as long as is promised.
+        """
+        key = (asked.index, asked.number, asked.client, asked.in_use)
         known, kept = self._granted.pop(key, (0, frozenset()))
-        if known > now and known - now >= lease_ms:
+        if known > now and known - now >= asked.lease_ms:
             until, kept = min(known, until), kept.union(slices)  # those of another read as well
         else:
             kept = frozenset(slices)

@@ -66,26 +66,28 @@ class SliceSnapshots:
     def pin(self, told: Kept, views: Sequence[View]) -> None:
         snapshot = OpenSnapshot(LmdbSnapshot(views, told.applied, told.counts), told.number)
         with self._lock:
-            before = self._numbered.get(told.number)
+            self._drop(told.number)
             self._numbered[told.number] = snapshot
             self.newest = max(self.newest, told.number)
-            _end(before)
 
     def miss(self, number: int) -> None:
         with self._lock:
             self.newest = max(self.newest, number)
-            _end(self._numbered.pop(number, None))
+            self._drop(number)
 
     def drop(self, number: int) -> None:
         with self._lock:
-            _end(self._numbered.pop(number, None))
+            self._drop(number)
 
     def close(self) -> None:
         with self._lock:
             self.newest = -1
-            for one in self._numbered.values():
-                _end(one)
-            self._numbered.clear()
+            for number in list(self._numbered):
+                self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        if (one := self._numbered.pop(number, None)) is not None:
+            one.drop()
 
     # --- the event loop ---------------------------------------------------------------------------------
 
@@ -115,14 +117,6 @@ class SliceSnapshots:
         with self._lock:
             reads, self.reads = self.reads, 0
             return reads
-
-
-def _end(snapshot: OpenSnapshot | None) -> None:
-    """Close it now, or when its last reader is gone. Under the lock of its slice."""
-    if snapshot is not None:
-        snapshot.dropped = True
-        if snapshot.readers == 0:
-            snapshot.snapshot.close()
 
 
 class _GoneLevel:

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from time import perf_counter
 from typing import Final
 
-import aiohttp
 from msgspec import structs
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
@@ -30,7 +30,7 @@ from starlette.types import Receive, Scope, Send
 from indexer.scan.gather.peers import LEASE_PATH, Peers
 from indexer.scan.gather.scatter import CLIENT
 from indexer.scan.gather.service import ScanService
-from indexer.scan.http.endpoint import SCAN, ScanMetrics, gone_of, needs
+from indexer.scan.http.endpoint import ScanMetrics, gone_of, needs, scanned_index
 from indexer.scan.http.problems import OnBug, problem_response
 from indexer.scan.local.joint import JointReads
 from indexer.scan.local.reader import INLINE_ROWS, LocalReader
@@ -51,15 +51,13 @@ from indexer.scan_processes.leases import GrantedLeases, longer
 from indexer.scan_processes.messages import Sample
 from indexer.scan_processes.passing import HalfAnsweredError, Passing
 from indexer.view import NodeView
-from keytide.http.node_protocol import NoAnswerError, RefusedError, headers_of
 from keytide.http.nodes import NodeClient
-from keytide.process.clock import now_ms, wall_ms
+from keytide.process.clock import now_ms
 from keytide.serving.gate import RequestGate, client_of
 from keytide.settings.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_BEFORE_NAME: Final = "/v1/indexes/"
 _JSON: Final = frozenset({b"*/*", b"application/json"})
 
 
@@ -120,16 +118,7 @@ class PagePeers(Peers):
         asked = structs.replace(request, lease_ms=lease_ms)
         reply = await self._ask(self.here, LEASE_PATH, asked, lease_reply_decoder, timeout_s)
         kept = [one for one in request.slices if one not in reply.missing]
-        self._leases.granted(
-            request.index,
-            request.number,
-            kept,
-            request.lease_ms,
-            in_use=request.in_use,
-            now=began,
-            until=began + lease_ms,
-            client=request.client,
-        )
+        self._leases.granted(request, kept, began, began + lease_ms)
         return reply
 
 
@@ -137,24 +126,16 @@ class _Nodes(NodeClient):
     """Asks nodes, this process's own over its socket."""
 
     def __init__(self, authority: str, view: NodeView, passing: Passing) -> None:
-        super().__init__(authority)
+        super().__init__(authority, self._by_either)
         self._view, self._passing = view, passing
 
-    async def ask(self, url: str, body: bytes, secret: str, timeout_s: float) -> bytes:
+    async def _by_either(
+        self, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float
+    ) -> tuple[int, bytes]:
         own = self._view.node_url(self._view.node_id)
         if own is None or not url.startswith(f"{own}/"):
-            return await super().ask(url, body, secret, timeout_s)
-        try:
-            status, answer = await self._passing.ask(
-                url.removeprefix(own), body, headers_of(secret, wall_ms()), timeout_s
-            )
-        except TimeoutError:  # some of aiohttp's own are both
-            raise
-        except aiohttp.ClientError as error:
-            raise NoAnswerError(str(error)) from error
-        if status != 200:
-            raise RefusedError(status, answer)
-        return answer
+            return await self._by_session(url, body, headers, timeout_s)
+        return await self._passing.ask(url.removeprefix(own), body, headers, timeout_s)
 
 
 class PageApplication:
@@ -246,14 +227,10 @@ def samples_of(registry: CollectorRegistry) -> list[Sample]:
 
 def _page_of(scope: Scope) -> str | None:
     """The name of the index of which a page, as JSON, is asked; None when something else is."""
-    path: str = scope["path"]
-    if scope["method"] != "POST" or not (path.startswith(_BEFORE_NAME) and path.endswith(SCAN)):
-        return None
     for header, value in scope["headers"]:
         if header == b"accept" and value not in _JSON:
             return None
-    name = path[len(_BEFORE_NAME) : -len(SCAN)]
-    return name if name and "/" not in name else None
+    return scanned_index(scope["path"]) if scope["method"] == "POST" else None
 
 
 def _plain(asked: ScanRequest) -> bool:

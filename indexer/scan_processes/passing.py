@@ -8,12 +8,15 @@ of our own (`CLIENT_HEADER`), as only processes of the node's user reach the soc
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 import aiohttp
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 from yarl import URL
 
+from indexer.scan.http.endpoint import gone_of
 from keytide.errors import RetryableError
 
 CLIENT_HEADER: Final = b"keytide-client"
@@ -79,9 +82,10 @@ class Passing:
             HalfAnsweredError: something was, and the rest does not come.
         """
         self.count += 1
-        whole = await _whole(receive) if body is None else body
+        request = Request(scope, receive)
+        whole = await request.body() if body is None else body
         answered = asyncio.ensure_future(self._answer(scope, whole, send))
-        gone = asyncio.ensure_future(_gone(receive))
+        gone = asyncio.ensure_future(gone_of(request)())
         try:
             await asyncio.wait({answered, gone}, return_when=asyncio.FIRST_COMPLETED)
             if answered.done():
@@ -129,7 +133,7 @@ class Passing:
         )
 
     async def ask(
-        self, path: str, body: bytes, headers: dict[str, str], timeout_s: float
+        self, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float
     ) -> tuple[int, bytes]:
         """What the node answers to a message: (status, body). Raises as aiohttp does."""
         async with self._opened().post(
@@ -189,19 +193,3 @@ def _headers(scope: Scope) -> list[tuple[str, str]]:
     if scope.get("client"):
         headers.append((CLIENT_HEADER.decode(), "{} {}".format(*scope["client"])))
     return headers
-
-
-async def _whole(receive: Receive) -> bytes:
-    """The body, which the gate has bounded."""
-    parts, more = [], True
-    while more:
-        message = await receive()
-        parts.append(message.get("body", b""))
-        more = message.get("more_body", False)
-    return b"".join(parts)
-
-
-async def _gone(receive: Receive) -> None:
-    """Returns when the reader of a request, whose body was read, has gone away."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

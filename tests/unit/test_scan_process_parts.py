@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
+from indexer.scan.peer.messages import LeaseRequest
 from indexer.scan_processes.channel import WAITING, Channel, read
 from indexer.scan_processes.leases import REMEMBERED, GrantedLeases
 from indexer.scan_processes.messages import Alive, ControlRecord, Ping, Sample, told_decoder
@@ -26,17 +27,21 @@ LEASE = 10_000
 LONGER = 11_000
 
 
+def asked(number: int) -> LeaseRequest:
+    return LeaseRequest("i", number, 0, [0, 1], LEASE, False, client="ann")
+
+
 def kept(leases: GrantedLeases, now: int, **more: Any) -> list[int]:
-    asked: dict[str, Any] = {"number": 5, "slices": [0, 1], "in_use": False, "client": "ann", **more}
-    return leases.keep("i", lease_ms=LEASE, now=now, **asked)
+    of: dict[str, Any] = {"number": 5, "slices": [0, 1], "in_use": False, "client": "ann", **more}
+    return leases.keep("i", lease_ms=LEASE, now=now, **of)
 
 
 def test_a_lease_is_good_for_further_tokens_for_a_tenth_of_its_time() -> None:
     leases = GrantedLeases()
     assert kept(leases, 0) == [0, 1]
-    leases.granted("i", 5, [0], LEASE, in_use=False, now=0, until=LONGER, client="ann")
+    leases.granted(asked(5), [0], 0, LONGER)
     assert kept(leases, 0) == [1]
-    leases.granted("i", 5, [1], LEASE, in_use=False, now=500, until=500 + LONGER, client="ann")
+    leases.granted(asked(5), [1], 500, 500 + LONGER)
     assert kept(leases, 1_000) == []
     assert kept(leases, 1_001) == [0, 1], "the first one of them promises no more than that"
 
@@ -44,7 +49,7 @@ def test_a_lease_is_good_for_further_tokens_for_a_tenth_of_its_time() -> None:
 @pytest.mark.parametrize("other", [{"client": "bob"}, {"number": 6}, {"in_use": True}])
 def test_a_lease_is_nobody_elses(other: dict[str, Any]) -> None:
     leases = GrantedLeases()
-    leases.granted("i", 5, [0, 1], LEASE, in_use=False, now=0, until=LONGER, client="ann")
+    leases.granted(asked(5), [0, 1], 0, LONGER)
     assert kept(leases, 0) == []
     assert kept(leases, 0, **other) == [0, 1]
 
@@ -52,7 +57,7 @@ def test_a_lease_is_nobody_elses(other: dict[str, Any]) -> None:
 def test_leases_that_are_remembered_are_bounded() -> None:
     leases = GrantedLeases()
     for number in range(REMEMBERED + 1):
-        leases.granted("i", number, [0, 1], LEASE, in_use=False, now=0, until=LONGER, client="ann")
+        leases.granted(asked(number), [0, 1], 0, LONGER)
     assert kept(leases, 0, number=0) == [0, 1]
     assert kept(leases, 0, number=1) == []
 

@@ -58,7 +58,6 @@ ASKS_OVER_HTTP = {
     "keytide/cli/admin.py": "the command asks the coordinator, as a user",
     "keytide/cli/nodes.py": "the command looks whether a node that a user names is there",
     "indexer/scan_processes/passing.py": "what a scan process was asked, on to its node over a local socket",
-    "indexer/scan_processes/pages.py": "what that raises when the node is asked for a lease",
     "deploy/probes.py": "whether a process that was started is ready",
     "deploy/doctor.py": "what time a server has, by a header of its answer",
 }

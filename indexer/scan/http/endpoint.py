@@ -84,11 +84,9 @@ class FastWay:
             path = scope["path"]
             if path == READ_PATH:
                 handler = self._ways[READ_PATH]
-            elif path.startswith(_BEFORE_NAME) and path.endswith(SCAN):
-                name = path[len(_BEFORE_NAME) : -len(SCAN)]
-                if name and "/" not in name:
-                    scope["path_params"] = {"name": name}
-                    handler = self._ways[SCAN]
+            elif (name := scanned_index(path)) is not None:
+                scope["path_params"] = {"name": name}
+                handler = self._ways[SCAN]
         if handler is None:
             await self._app(scope, receive, send)
             return
@@ -341,6 +339,14 @@ def needs(_: str, path: str) -> Need:
     if path.startswith("/v1/"):
         return "read"
     return "cluster" if path.startswith("/internal/") else None
+
+
+def scanned_index(path: str) -> str | None:
+    """The name of the index that the path of a scan names; None of another path."""
+    if not (path.startswith(_BEFORE_NAME) and path.endswith(SCAN)):
+        return None
+    name = path[len(_BEFORE_NAME) : -len(SCAN)]
+    return name if name and "/" not in name else None
 
 
 def index_name(request: Request) -> str:
