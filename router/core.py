@@ -5,18 +5,12 @@ Theory of operation
 A partition is the hash of the partition key modulo the number of partitions, or the range between two splits
 that the partition key falls into; of several slices, the hash of the document id says which
 (`keytide.catalog.partitioning` has the rules, and answers for single keys). Every slice of an index gets a
-segment for every batch, with the full range of offsets [start, end) and the shared `Heard` columns, even when
-the batch brings it nothing: it hears every document, so that it removes what it holds under another key, and
-it knows how far it has heard (ADR 2). A line of the skip ledger goes to the slice of hash(document id).
+segment for every batch, with the full range of offsets [start, end), even when the batch brings it nothing:
+it knows how far it has heard (ADR 2), and hears of every document that it may hold under another key
+(`router.hearing`). A line of the skip ledger goes to the slice of hash(document id).
 
 The hash, the order of encoded values, and the slice they give, are on the disks of running clusters: they
 never change.
-
-R16, narrowing: the slices that held a document's old keys could be remembered here, and the others spared
-from hearing it. The place for it is `segments`, which would then pack a `Heard` per slice. Only a cache of
-the router's own may do that, filled from what it routed itself, its entries for a partition dropped on
-assignment, reset and topology change, and never a Debezium `before`. It is not built: hearing is cheap, as
-slices filter by hash.
 
 R20, limits: `bounded` splits and groups segments into messages of at most about a number of bytes, at
 offset boundaries. One version that is larger alone stays whole here and goes out in parts
@@ -30,11 +24,13 @@ from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from keytide.catalog.partitioning import Partitioning
 from keytide.errors import invariant
 from keytide.wire.columns import cut_segment, hashes_of, heard_hashes, pack_puts
 from keytide.wire.messages import Heard, Puts, Segment, Skip
+from router.hearing import BatchHearing, SliceHearing
 
 NO_HASHES: Final[npt.NDArray[np.uint64]] = np.zeros(0, np.uint64)
 
@@ -133,17 +129,50 @@ def segments(
     heard: Heard | None,
     below: int = -1,
 ) -> list[Segment]:
-    """One segment per slice, in slice order; a sync message where there is nothing to say.
+    """One segment per slice, in slice order, each of which hears every document; a sync message where there
+    is nothing to say.
 
     Args:
         rule: of the index.
         partition, epoch, start, end, heard, below: of the batch that was projected.
     """
-    hashes = NO_HASHES if heard is None else heard_hashes(heard)
+    empty = Segment(partition, epoch, start, end, below=below)
+    return filled(empty, entries, rule, BatchHearing(heard), by_id=False)
+
+
+def filled(
+    empty: Segment, entries: Entries, rule: Partitioning, hearing: BatchHearing, *, by_id: bool
+) -> list[Segment]:
+    """One segment per slice, in slice order.
+
+    Args:
+        empty: the sync message of the batch.
+        rule: of the index.
+        by_id: `IndexRecord.hears_by_id`.
+    """
+    hashes = NO_HASHES if hearing.heard is None else heard_hashes(hearing.heard)
+    routed = route(entries, rule, hashes)
     return [
-        Segment(partition, epoch, start, end, heard, puts, skips, below)
-        for puts, skips in route(entries, rule, hashes)
+        _filled(empty, puts, skips, heard)
+        for (puts, skips), heard in zip(routed, hearing.of(rule, by_id), strict=True)
     ]
+
+
+def _filled(empty: Segment, puts: Puts | None, skips: list[Skip], hearing: SliceHearing) -> Segment:
+    """The segment of one slice, from puts and skips with ordinals of the whole batch."""
+    ordinals = hearing.ordinals
+    if ordinals is not None:
+        if puts is not None:
+            found = np.searchsorted(ordinals, np.frombuffer(puts.ordinals, "<u4"))
+            puts = replace(puts, ordinals=found.astype("<u4").tobytes())
+        skips = [replace(skip, ordinal=_place(ordinals, skip.ordinal)) for skip in skips]
+    return replace(empty, heard=hearing.heard, puts=puts, skips=skips, present=hearing.present)
+
+
+def _place(ordinals: npt.NDArray[np.int64], ordinal: int) -> int:
+    """Where an ordinal is among some, ascending; -1 when it is not."""
+    at = int(np.searchsorted(ordinals, ordinal))
+    return at if at < len(ordinals) and ordinals[at] == ordinal else -1
 
 
 def segment_bytes(segment: Segment) -> int:

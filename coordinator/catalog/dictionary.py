@@ -13,11 +13,12 @@ from msgspec.structs import replace
 from coordinator.core.instructions import Write
 from coordinator.core.speakers import Speakers
 from keytide.catalog.catalog import Catalog
+from keytide.catalog.partitioning import Partitioning
 from keytide.catalog.records import IndexRecord, KeyspaceRecord, Record, record_key
 from keytide.definition.index import IndexDefinition
 from keytide.errors import CallerError
 from keytide.model.hints import did_you_mean
-from keytide.model.protocol import OTHER_STRUCTURES, PLACES, SUBPARTITIONS
+from keytide.model.protocol import HEARING, OTHER_STRUCTURES, PLACES, SUBPARTITIONS
 from keytide.model.topics import Topics
 
 
@@ -129,9 +130,20 @@ class Dictionary:
             build=None,
             created_at=now,
             replaces=replaces,
+            hears_by_id=self._hears_by_id(definition),
         )
         self.put(index)
         return index
+
+    def _hears_by_id(self, definition: IndexDefinition) -> bool:
+        """Whether slices of a new index need not hear every document (R16): ids say which, and everybody
+        understands that. (Else all hear all, and nobody is refused.)"""
+        if max(Partitioning.of(definition).id_shares) == 1:
+            return False
+        if self.speakers.behind(self.catalog, HEARING):
+            return False
+        self.use_protocol(HEARING, "an index whose slices do not hear every document")
+        return True
 
     def use_protocol_of(self, definition: IndexDefinition) -> None:
         """Have the version of the protocol in use that makes everybody understand a definition.

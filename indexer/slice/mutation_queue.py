@@ -28,11 +28,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
-import numpy as np
-
 from keytide.errors import invariant
 from keytide.model.timestamp import UNKNOWN_EPOCH, Place, Timestamp
-from keytide.wire.columns import heard_offsets
+from keytide.wire.columns import has_documents
 from keytide.wire.messages import Segment
 
 
@@ -175,7 +173,7 @@ class PendingMutations:
                     return True
             else:
                 continue
-            if _first_document(part.segment, start, end) is not None:
+            if has_documents(part.segment, start, end):
                 return True
         return False
 
@@ -213,7 +211,7 @@ class PendingMutations:
         if end.offset <= known:
             return SegmentOutcome.EMPTY if segment.start == end.offset else SegmentOutcome.DUPLICATE
         queue = self._queues.setdefault(segment.partition, _PartitionQueue(Place(0), Place(0)))
-        if 0 <= segment.epoch < queue.heard.epoch and _first_document(segment, known, end.offset) is not None:
+        if 0 <= segment.epoch < queue.heard.epoch and has_documents(segment, known, end.offset):
             return SegmentOutcome.VOID
         queue.parts.append(SegmentPart(segment, known, end.offset, position, self._arrivals))
         queue.heard = end
@@ -336,19 +334,10 @@ class PendingMutations:
         return not any(queue.parts for queue in self._queues.values())
 
 
-def _first_document(segment: Segment, start: int, end: int) -> int | None:
-    """The offset of the first document of a segment in [start, end), None when there is none."""
-    if segment.heard is None or start >= end:
-        return None
-    offsets = heard_offsets(segment.heard, segment.start)
-    at = int(np.searchsorted(offsets, start))
-    return int(offsets[at]) if at < len(offsets) and offsets[at] < end else None
-
-
 def _either_has_documents(segment: Segment, part: SegmentPart, end: int) -> bool:
     """Whether a segment, of which what lies below `end` counts, or a part has a document where both are."""
     start, end = max(part.start, segment.start), min(part.end, end)
-    return any(_first_document(one, start, end) is not None for one in (segment, part.segment))
+    return any(has_documents(one, start, end) for one in (segment, part.segment))
 
 
 def _documents(segment: Segment) -> int:
@@ -358,7 +347,7 @@ def _documents(segment: Segment) -> int:
 def _size(segment: Segment) -> int:
     """Bytes of a segment's columns; small change (skips, the objects themselves) is a flat 200 bytes and
     100 per skip."""
-    size = 200 + 100 * len(segment.skips)
+    size = 200 + 100 * len(segment.skips) + len(segment.present)
     if segment.heard:
         heard = segment.heard
         size += (

@@ -86,6 +86,12 @@ class Partitioning:
         return len(self.spread) or self.slices
 
     @property
+    def id_shares(self) -> tuple[int, ...]:
+        """Groups of slices that follow one another, by how many each has: a document's entries lie in the one
+        slice of a group with the hash of its id modulo that number. Groups of one where the id has no say."""
+        return (self.slices,) if self.raw_id else self.spread or (1,) * self.slices
+
+    @property
     def starts(self) -> tuple[int, ...]:
         """The first slice of each partition, and how many slices there are."""
         return _starts(self.spread) if self.spread else tuple(range(self.slices + 1))

@@ -106,6 +106,7 @@ class IndexRecord(msgspec.Struct, frozen=True):
             when nobody reads from it any more. By this member alone the one name passes to the other.
         replacement_read: every node was heard to have read that it was replaced.
         auto_split: the last new layout that was begun for a hot slice; not there when there was none.
+        hears_by_id: each of its slices hears only of the documents that their ids let it hold (R16).
     """
 
     id: str
@@ -128,6 +129,7 @@ class IndexRecord(msgspec.Struct, frozen=True):
     replaced_by: str = ""
     replacement_read: bool = False
     auto_split: AutoSplit | msgspec.UnsetType = msgspec.UNSET
+    hears_by_id: bool = False
 
     @property
     def name(self) -> str:

@@ -18,6 +18,8 @@ them while the leader says that it speaks 3 (`TermRecord.protocol`) |
 with partitions of several slices (`IndexDefinition.partition_slices`) |
 | 5 | indexes USING spatial, whose documents may have several entries, of which one is read \
 (`keytide.structure.spatial`); conditions on places in WHERE, and POINT |
+| 6 | segments that leave documents out which their slice cannot hold (`Segment.present`, \
+`IndexRecord.hears_by_id`). It is used for indexes that are made when everybody speaks it |
 
 A gateway reports nothing, so nobody counts it; neither is a coordinator counted that stands by. A process
 that reads of a version which it does not speak ends (`UnknownVersionError`), from version 2 on; those of
@@ -46,7 +48,9 @@ NEEDED: Final = max(LAYOUTS, MOVES, OTHER_STRUCTURES, SUBPARTITIONS, PLACES)
 """The latest that something needs which can be asked for: while somebody speaks less, that is refused."""
 CHANGES: Final = 3
 """From which on a leader understands `HeartbeatChanges`."""
-SPOKEN: Final = 5
+HEARING: Final = 6
+"""From which on a slice need not hear every document."""
+SPOKEN: Final = 6
 """Up to which this release speaks."""
 
 

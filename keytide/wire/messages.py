@@ -42,9 +42,9 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Heard(msgspec.Struct, frozen=True, array_like=True):
-    """The documents of one segment in offset order, as columns. The same object for every slice of every
-    index: it is how a slice learns that a document it holds has changed, and so removes what it holds under
-    another key.
+    """The documents of one segment in offset order, as columns: it is how a slice learns that a document it
+    holds has changed, and so removes what it holds under another key. The same object for every slice of
+    every index, but where a slice need not hear all (R16).
 
     Attributes:
         count: number of versions (n).
@@ -118,6 +118,9 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     skips: list[Skip] = []
     below: int = -1
     """Leader epoch of what lies just below `start`, as far as its sender has read it; -1 when unknown."""
+    present: bytes = b""
+    """Where `heard` has not every document (R16): at which offsets there are some, u32[2k], the ascending
+    bounds of runs [first, end), less `start`. Empty where it has them all."""
 
 
 class SegmentBatch(_Message, frozen=True, array_like=True):

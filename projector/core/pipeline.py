@@ -21,7 +21,8 @@ from keytide.wire.messages import QUEUE_UNAVAILABLE, Segment, SegmentBatch, enco
 from keytide.wire.parts import split
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from projector.progress.events import Key, Reached
-from router.core import bounded, segments
+from router.core import bounded, filled
+from router.hearing import BatchHearing
 
 _SPAN = 2**31
 """Offsets in a segment count from its start in 32 bits: a wider hole before the first record is a segment of
@@ -126,12 +127,16 @@ class Pipeline:
         documents: keyspace to documents projected since the start.
         outcomes: index id to reason to number of documents skipped or left out since the start; a resend
             counts again.
+        heard, spared: index id to documents that its slices were told of, once for each slice, and that
+            they were not, for their ids say that they cannot hold them (R16); a resend counts again.
         suspended: indexes that nothing is sent for (R18).
     """
 
     def __init__(self, sender: str, limits: MessageLimits) -> None:
         self.documents: Counter[str] = Counter()
         self.outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.heard: Counter[str] = Counter()
+        self.spared: Counter[str] = Counter()
         self.suspended: set[str] = set()
         self.sender = sender
         self._limits = limits
@@ -199,32 +204,28 @@ class Pipeline:
         found: dict[str, list[list[Segment]]] = {r.id: [[] for _ in range(r.slices)] for r in indexes}
         ids = list(found)
         rules = {record.id: Partitioning.of(record.definition, record.splits) for record in indexes}
+        by_id = {record.id for record in indexes if record.hears_by_id}
         for batch in batches:
+            empty = Segment(batch.partition, batch.epoch, batch.start, batch.end, below=batch.below)
             if not batch.offsets:
-                segment = Segment(batch.partition, batch.epoch, batch.start, batch.end, below=batch.below)
                 for slices in found.values():
                     for some in slices:
-                        some.append(segment)
+                        some.append(empty)
                 continue
             projected = project(batch, plan, ids)
+            hearing = BatchHearing(projected.heard)
             for id_, slices in found.items():
                 entries = projected.indexes[id_]
                 if entries.left_out:
                     self.outcomes[id_].update(entries.left_out)
                 if entries.skips:
                     self.outcomes[id_].update(skip.reason for skip in entries.skips)
-                routed = segments(
-                    entries,
-                    rules[id_],
-                    partition=batch.partition,
-                    epoch=batch.epoch,
-                    below=batch.below,
-                    start=batch.start,
-                    end=batch.end,
-                    heard=projected.heard,
-                )
+                routed = filled(empty, entries, rules[id_], hearing, by_id=id_ in by_id)
                 for some, segment in zip(slices, routed, strict=True):
                     some.append(segment)
+                heard = sum(segment.heard.count for segment in routed if segment.heard)
+                self.heard[id_] += heard
+                self.spared[id_] += len(routed) * (projected.heard.count if projected.heard else 0) - heard
         return found
 
     def _encode(self, message: SegmentBatch) -> list[Outgoing]:

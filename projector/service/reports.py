@@ -35,6 +35,12 @@ DOCUMENTS = Metric("keytide_projector_documents", "documents projected", ["keysp
 SKIPPED = Metric(
     "keytide_skipped_documents", "documents skipped or left out, resends included", ["index", "reason"]
 )
+HEARD = Metric(
+    "keytide_heard_documents",
+    "documents that slices were told of (told=yes), or not, as they cannot hold them (no); once for each "
+    "slice, resends included",
+    ["index", "told"],
+)
 LAG = Gauge("keytide_projector_lag_documents", "offsets not yet acknowledged", ["keyspace"])
 PARTITIONS = Gauge("keytide_projector_partitions", "source partitions owned", ["keyspace", "phase"])
 RESETS = Metric("keytide_projector_resets", "times that a failed send or commit made it send again")
@@ -81,6 +87,7 @@ class ProjectorReporter:
         self._told: dict[str, list[tuple[int, int, int]]] = {}
         self._told_documents: Counter[str] = Counter()
         self._told_outcomes: dict[str, Counter[str]] = {}
+        self._shown_hearing: dict[str, Counter[str]] = {}
 
     def _send(self, value: bytes) -> None:
         try:
@@ -210,10 +217,20 @@ class ProjectorReporter:
             for reason, number in reasons.items():
                 SKIPPED.labels(known.name, reason).inc(number - told[reason])
             self._told_outcomes[index] = Counter(reasons)
+        self._show_hearing(catalog, "yes", pipeline.heard)
+        self._show_hearing(catalog, "no", pipeline.spared)
         PARTITIONS.clear()
         for key, state in tracker.partitions.items():
             PARTITIONS.labels(key.keyspace, state.phase).inc()
         SUSPENDED.set(len(pipeline.suspended))
+
+    def _show_hearing(self, catalog: Catalog, told: str, documents: Counter[str]) -> None:
+        shown = self._shown_hearing.setdefault(told, Counter())
+        for index, number in documents.items():
+            known = catalog.index(index)
+            if known is not None:
+                HEARD.labels(known.name, told).inc(number - shown[index])
+                shown[index] = number
 
     def close(self, timeout: float) -> None:
         self._producer.flush(timeout)

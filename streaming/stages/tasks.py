@@ -35,6 +35,7 @@ from keytide.wire.columns import hashes_of
 from keytide.wire.entry_sums import NO_ENTRIES, EntrySums
 from keytide.wire.messages import Heard, RemovalChunk, Skip
 from projector.core.projection import SourceBatch
+from router.hearing import BatchHearing
 from streaming.core import micro_batches as core
 from streaming.core import runs
 from streaming.core.extent_projection import ExtentProjection, Spill, heard_columns
@@ -131,6 +132,7 @@ class _FirstStage:
 
     def __init__(self, work: BatchWork) -> None:
         self._work = work
+        self._rules = rules_of(work)
         self._sender = ChunkSender(work)
         self._chunks: dict[int, int] = {}
         self._entries: dict[int, int] = {}
@@ -140,9 +142,12 @@ class _FirstStage:
         """Send the removal chunks of a spill; the rows that it brings to the shuffle."""
         work = self._work
         if work.heard:
-            for base, heard in heard_columns(spill.documents, work.settings.topics.segment_target_bytes):
-                for target in range(len(work.targets)):
-                    self._send(target, spill.partition, base, heard, [])
+            for base, documents in heard_columns(spill.documents, work.settings.topics.segment_target_bytes):
+                hearing = BatchHearing(documents)
+                for target, (index, number) in enumerate(work.targets):
+                    heard = hearing.of(self._rules[index], by_id=True)[number].heard
+                    if heard is not None:
+                        self._send(target, spill.partition, base, heard, [])
         for target, skips in sorted(spill.skips.items()):
             for start in range(0, len(skips), _SKIPS_PER_CHUNK):
                 self._send(target, spill.partition, 0, None, skips[start : start + _SKIPS_PER_CHUNK])

@@ -38,9 +38,9 @@ from streaming.spark.checkpoint import Range
 from tests.simulation import seeding
 from tests.simulation.kafka import Reader
 from tests.simulation.mishaps import machine_of
-from tests.simulation.packing import put_chunk, removal_chunk
+from tests.simulation.packing import held_by, put_chunk, removal_chunk
 from tests.simulation.projectors import TOPICS
-from tests.simulation.source import KEYSPACE, PARTITIONS, Version, splits
+from tests.simulation.source import KEYSPACE, PARTITIONS, Version, by_id, splits
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -490,7 +490,8 @@ class SimDriver:
         for index, number in self._plan.targets:
             topic = TOPICS.backfill(index, self.name)
             sequence = 0
-            for versions in heard:
+            mine = [held_by(one, number) for one in heard] if by_id(index, self.world.plan.ranged) else heard
+            for versions in mine:
                 if versions and (batch > 0 or any(version.made.skip[number] for version in versions)):
                     name = (self._run, batch, attempt, sequence)
                     removal = removal_chunk(versions, self.name, index, number, name, heard=batch > 0)
@@ -498,7 +499,7 @@ class SimDriver:
                     sequence += 1
             rows = sorted(
                 (key + version.id, key, value, version)
-                for versions in heard
+                for versions in mine
                 for version in versions
                 for key, value in version.made.puts[number]
             )

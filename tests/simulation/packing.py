@@ -13,15 +13,21 @@ from projector.core.projection import SourceBatch
 from tests.simulation.source import HASHES, SLICES, Version, projection
 
 
-def pack_heard(versions: Sequence[Version], start: int) -> Heard | None:
-    """The versions of a segment that begins at `start`."""
+def pack_heard(
+    versions: Sequence[Version], start: int, batch: Sequence[Version] | None = None
+) -> Heard | None:
+    """The versions of a segment that begins at `start`.
+
+    Args:
+        batch: all versions of which they are some.
+    """
     count = len(versions)
     if not count:
         return None
     ids = [version.id for version in versions]
-    times = [version.time for version in versions]
-    base = min(times)
-    deltas = b"" if max(times) == base else struct.pack(f"<{count}I", *(time - base for time in times))
+    times = [version.time for version in batch or versions]
+    base, same = min(times), min(times) == max(times)
+    deltas = b"" if same else struct.pack(f"<{count}I", *(version.time - base for version in versions))
     return Heard(
         count,
         struct.pack(f"<{count}I", *(version.offset - start for version in versions)),
@@ -64,8 +70,23 @@ def pack_skips(versions: Sequence[Version], number: int) -> list[Skip]:
     ]
 
 
-def segments_of(batch: SourceBatch, ranged: bool = False) -> list[Segment]:
-    """One segment for each slice."""
+def presence(versions: Sequence[Version], start: int) -> bytes:
+    """At which offsets a segment that begins at `start` has versions, heard or not."""
+    bounds: list[int] = []
+    for offset in (version.offset - start for version in versions):
+        if bounds and bounds[-1] == offset:
+            bounds[-1] += 1
+        else:
+            bounds += [offset, offset + 1]
+    return struct.pack(f"<{len(bounds)}I", *bounds)
+
+
+def segments_of(batch: SourceBatch, ranged: bool = False, by_id: bool = False) -> list[Segment]:
+    """One segment for each slice.
+
+    Args:
+        by_id: each hears of the documents alone that their ids let it hold.
+    """
     place = (batch.partition, batch.epoch, batch.start, batch.end)
     if not batch.offsets:
         return [Segment(*place, below=batch.below)] * SLICES
@@ -75,11 +96,30 @@ def segments_of(batch: SourceBatch, ranged: bool = False) -> list[Segment]:
             batch.offsets, batch.ids, batch.values, batch.times, strict=True
         )
     ]
+    if by_id:
+        return [_segment_by_id(batch, versions, number) for number in range(SLICES)]
     heard = pack_heard(versions, batch.start)
     return [
         Segment(*place, heard, pack_puts(versions, number), pack_skips(versions, number), batch.below)
         for number in range(SLICES)
     ]
+
+
+def _segment_by_id(batch: SourceBatch, versions: Sequence[Version], number: int) -> Segment:
+    """That of one slice, which hears its documents alone. (A line of the ledger goes where its document
+    does.)"""
+    mine = held_by(versions, number)
+    heard = pack_heard(mine, batch.start, versions)
+    puts, skips = pack_puts(mine, number), pack_skips(mine, number)
+    present = b"" if len(mine) == len(versions) else presence(versions, batch.start)
+    return Segment(
+        batch.partition, batch.epoch, batch.start, batch.end, heard, puts, skips, batch.below, present
+    )
+
+
+def held_by(versions: Sequence[Version], number: int) -> list[Version]:
+    """Those that their ids let a slice hold."""
+    return [version for version in versions if HASHES[version.id] % SLICES == number]
 
 
 def _version(

@@ -243,9 +243,12 @@ class QuickPipeline(SimPipeline):
     def _segments(
         self, plan: KeyspacePlan, indexes: list[IndexRecord], batches: list[SourceBatch]
     ) -> dict[str, list[list[Segment]]]:
-        made = [segments_of(batch, self.world.plan.ranged) for batch in batches]
-        slices = [list(some) for some in zip(*made, strict=True)]
-        return {index.id: slices for index in indexes}
+        by_id = {hears: self._by_slice(batches, hears) for hears in {index.hears_by_id for index in indexes}}
+        return {index.id: by_id[index.hears_by_id] for index in indexes}
+
+    def _by_slice(self, batches: list[SourceBatch], by_id: bool) -> list[list[Segment]]:
+        made = [segments_of(batch, self.world.plan.ranged, by_id) for batch in batches]
+        return [list(some) for some in zip(*made, strict=True)]
 
     def _encode(self, message: SegmentBatch) -> list[Outgoing]:
         data = encode(message)

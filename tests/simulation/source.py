@@ -127,6 +127,11 @@ def definition(name: str, replicas: int = 0, ranged: bool = False) -> IndexDefin
     return replace(statement.definition, replicas=replicas)
 
 
+def by_id(name: str, ranged: bool = False) -> bool:
+    """Whether each slice hears of the documents alone that their ids let it hold (R16)."""
+    return max(Partitioning.of(definition(name, ranged=ranged)).id_shares) > 1
+
+
 def canonical(stored: bytes, value: bytes) -> bytes:
     """The canonical key of an entry of any index."""
     return definition("x").structure.canonical(stored, value)

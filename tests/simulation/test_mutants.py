@@ -26,7 +26,7 @@ from tests.simulation.packing import segments_of
 from tests.simulation.planting import Mutant, Patches, planted
 from tests.simulation.running import killer, quietly
 from tests.simulation.shrink import shrink
-from tests.simulation.source import KEYSPACE, PARTITIONS, SLICES, Source, Version, definition
+from tests.simulation.source import KEYSPACE, PARTITIONS, SLICES, Source, Version, by_id, definition, shaped
 from tests.store_kit import lmdb_store
 
 SEEN = (AssertionError, pytest.fail.Exception, NotInOrderError, StoreDamagedError)
@@ -93,8 +93,14 @@ def test_shrinking_finds_the_steps_that_matter() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_quick_messages_are_the_real_ones(seed: int) -> None:
+@pytest.mark.parametrize("spread", [False, True])
+def test_quick_messages_are_the_real_ones(seed: int, spread: bool) -> None:
     """Segment for segment, `packing` makes what the real pipeline makes."""
+    with shaped(spread=spread):
+        _quick_messages_are_the_real_ones(seed)
+
+
+def _quick_messages_are_the_real_ones(seed: int) -> None:
     source, chance = Source(), Chance(seed)
     for step in range(60):
         source.write(chance, 1_000 + step * seed)
@@ -105,7 +111,7 @@ def test_quick_messages_are_the_real_ones(seed: int) -> None:
     placement = [["n"]] * SLICES
     for record in (
         KeyspaceRecord(KEYSPACE, source.topic_id, PARTITIONS, 1),
-        IndexRecord("a", definition("a"), "READY", 1, placement, "b", 0),
+        IndexRecord("a", definition("a"), "READY", 1, placement, "b", 0, hears_by_id=by_id("a")),
     ):
         catalog.put(record_key(record), record)
     pipeline = Pipeline("p", MessageLimits(1 << 20, 1 << 20))
@@ -115,7 +121,7 @@ def test_quick_messages_are_the_real_ones(seed: int) -> None:
             end = min(log.end, at + chance.below(9))
             batches = batches_of(key, at, end, -1, _columns(log.read(at, end)))
             made = pipeline.emit(catalog, KEYSPACE, {1: batches}, 5)
-            quick = [segments_of(one) for one in batches]
+            quick = [segments_of(one, by_id=by_id("a")) for one in batches]
             for message in made:
                 parts = [segments[message.slice] for segments in quick]
                 wanted = SegmentBatch("a", message.slice, "p", source.topic_id, 0, 1, parts, 5)

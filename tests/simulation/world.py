@@ -56,7 +56,7 @@ from tests.simulation.projectors import TOPICS, SimProjector
 from tests.simulation.readers import SECRET, Endpoint, Pages, Readers
 from tests.simulation.repairs import Repairs
 from tests.simulation.scheduler import SimLoop
-from tests.simulation.source import KEYSPACE, PARTITIONS, SLICES, Source, creation, definition, spatial
+from tests.simulation.source import KEYSPACE, PARTITIONS, SLICES, Source, by_id, creation, definition, spatial
 from tests.simulation.story import story
 from tests.simulation.tables import Tables
 from tests.simulation.uniqueness import Uniqueness
@@ -175,6 +175,7 @@ class World:
                 FIRST_BUILD,
                 self.clock.now,
                 splits=first.encoded_splits,
+                hears_by_id=by_id(FIRST, self.plan.ranged),
             ),
             KeyspaceRecord(KEYSPACE, topic_id, PARTITIONS, 1),
         ]
