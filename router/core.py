@@ -7,7 +7,7 @@ that the partition key falls into; of several slices, the hash of the document i
 (`keytide.catalog.partitioning` has the rules, and answers for single keys). Every slice of an index gets a
 segment for every batch, with the full range of offsets [start, end), even when the batch brings it nothing:
 it knows how far it has heard (ADR 2), and hears of every document that it may hold under another key
-(`router.hearing`). A line of the skip ledger goes to the slice of hash(document id).
+(`router.recipients`). A line of the skip ledger goes to the slice of hash(document id).
 
 The hash, the order of encoded values, and the slice they give, are on the disks of running clusters: they
 never change.
@@ -30,7 +30,7 @@ from keytide.catalog.partitioning import Partitioning
 from keytide.errors import invariant
 from keytide.wire.columns import cut_segment, hashes_of, heard_hashes, pack_puts
 from keytide.wire.messages import Heard, Puts, Segment, Skip
-from router.hearing import BatchHearing, SliceHearing
+from router.recipients import BatchDocuments, SliceDocuments
 
 NO_HASHES: Final[npt.NDArray[np.uint64]] = np.zeros(0, np.uint64)
 
@@ -137,11 +137,11 @@ def segments(
         partition, epoch, start, end, heard, below: of the batch that was projected.
     """
     empty = Segment(partition, epoch, start, end, below=below)
-    return filled(empty, entries, rule, BatchHearing(heard), by_id=False)
+    return filled(empty, entries, rule, BatchDocuments(heard), by_id=False)
 
 
 def filled(
-    empty: Segment, entries: Entries, rule: Partitioning, hearing: BatchHearing, *, by_id: bool
+    empty: Segment, entries: Entries, rule: Partitioning, batch: BatchDocuments, *, by_id: bool
 ) -> list[Segment]:
     """One segment per slice, in slice order.
 
@@ -150,23 +150,23 @@ def filled(
         rule: of the index.
         by_id: `IndexRecord.hears_by_id`.
     """
-    hashes = NO_HASHES if hearing.heard is None else heard_hashes(hearing.heard)
+    hashes = NO_HASHES if batch.heard is None else heard_hashes(batch.heard)
     routed = route(entries, rule, hashes)
     return [
-        _filled(empty, puts, skips, heard)
-        for (puts, skips), heard in zip(routed, hearing.of(rule, by_id), strict=True)
+        _filled(empty, puts, skips, documents)
+        for (puts, skips), documents in zip(routed, batch.of(rule, by_id), strict=True)
     ]
 
 
-def _filled(empty: Segment, puts: Puts | None, skips: list[Skip], hearing: SliceHearing) -> Segment:
+def _filled(empty: Segment, puts: Puts | None, skips: list[Skip], documents: SliceDocuments) -> Segment:
     """The segment of one slice, from puts and skips with ordinals of the whole batch."""
-    ordinals = hearing.ordinals
+    ordinals = documents.ordinals
     if ordinals is not None:
         if puts is not None:
             found = np.searchsorted(ordinals, np.frombuffer(puts.ordinals, "<u4"))
             puts = replace(puts, ordinals=found.astype("<u4").tobytes())
         skips = [replace(skip, ordinal=_place(ordinals, skip.ordinal)) for skip in skips]
-    return replace(empty, heard=hearing.heard, puts=puts, skips=skips, present=hearing.present)
+    return replace(empty, heard=documents.heard, puts=puts, skips=skips, present=documents.present)
 
 
 def _place(ordinals: npt.NDArray[np.int64], ordinal: int) -> int:
@@ -177,7 +177,11 @@ def _place(ordinals: npt.NDArray[np.int64], ordinal: int) -> int:
 
 def segment_bytes(segment: Segment) -> int:
     """About how many bytes the segment takes in a message (never less)."""
-    return _SEGMENT_BYTES + int(_document_sizes(segment).sum()) + sum(map(_skip_bytes, segment.skips))
+    return (
+        _bytes_without_documents(segment)
+        + int(_document_sizes(segment).sum())
+        + sum(map(_skip_bytes, segment.skips))
+    )
 
 
 def bounded(all_segments: Sequence[Segment], limit: int) -> list[list[Segment]]:
@@ -211,15 +215,20 @@ def split_segment(segment: Segment, limit: int) -> list[Segment]:
         ordinal = positions.get(skip.offset, int(np.searchsorted(offsets, skip.offset)))
         sizes[min(ordinal, len(sizes) - 1)] += _skip_bytes(skip)
     pieces: list[Segment] = []
-    rest, used = segment, _SEGMENT_BYTES
+    least = _bytes_without_documents(segment)
+    rest, used = segment, least
     for ordinal, size in enumerate(sizes.tolist()):
-        if used > _SEGMENT_BYTES and used + size > limit:
+        if used > least and used + size > limit:
             piece, rest = cut_segment(rest, int(offsets[ordinal]))
             pieces.append(piece)
-            used = _SEGMENT_BYTES
+            used = least
         used += size
     pieces.append(rest)
     return pieces
+
+
+def _bytes_without_documents(segment: Segment) -> int:
+    return _SEGMENT_BYTES + len(segment.present)
 
 
 def _document_sizes(segment: Segment) -> npt.NDArray[np.int64]:

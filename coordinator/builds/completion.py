@@ -31,7 +31,8 @@ from coordinator.jobs.jobs import Jobs
 from coordinator.jobs.registry import FINAL, faults_of
 from coordinator.sources.source_checks import unbuildable
 from coordinator.unique.violations import failure
-from keytide.catalog.records import BuildRecord, IndexRecord, JobRecord, Violated
+from keytide.catalog.records import BuildRecord, IndexRecord, JobRecord
+from keytide.catalog.violated import Violated
 from keytide.errors import invariant
 from keytide.model.timestamp import Timestamp
 from keytide.wire.entry_sums import EQUAL

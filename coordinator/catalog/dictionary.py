@@ -18,7 +18,7 @@ from keytide.catalog.records import IndexRecord, KeyspaceRecord, Record, record_
 from keytide.definition.index import IndexDefinition
 from keytide.errors import CallerError
 from keytide.model.hints import did_you_mean
-from keytide.model.protocol import HEARING, OTHER_STRUCTURES, PLACES, SUBPARTITIONS
+from keytide.model.protocol import NARROWED, OTHER_STRUCTURES, PLACES, SUBPARTITIONS
 from keytide.model.topics import Topics
 
 
@@ -140,9 +140,9 @@ class Dictionary:
         understands that. (Else all hear all, and nobody is refused.)"""
         if max(Partitioning.of(definition).id_shares) == 1:
             return False
-        if self.speakers.behind(self.catalog, HEARING):
+        if self.speakers.behind(self.catalog, NARROWED):
             return False
-        self.use_protocol(HEARING, "an index whose slices do not hear every document")
+        self.use_protocol(NARROWED, "an index whose slices do not hear every document")
         return True
 
     def use_protocol_of(self, definition: IndexDefinition) -> None:

@@ -24,7 +24,8 @@ from msgspec.structs import replace
 
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.core.instructions import Note
-from keytide.catalog.records import IndexRecord, Violated
+from keytide.catalog.records import IndexRecord
+from keytide.catalog.violated import Violated
 from keytide.collation import decode_key, to_json_value, told_key
 from keytide.wire.messages import NodeHeartbeat, SliceStatus, UniqueViolation
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from coordinator.unique.violations import key_values
-from keytide.catalog.records import IndexRecord, Violated
+from keytide.catalog.records import IndexRecord
+from keytide.catalog.violated import Violated
 from keytide.errors import CallerError
 from keytide.wire.index_lists import ListAsk, ListPage, SkippedLine
 from keytide.wire.messages import SliceStatus, UniqueViolation

@@ -53,7 +53,7 @@ def index(leader: Leader, record: IndexRecord, now: int) -> Document:
         "partition_by": f"{definition.partition_kind.upper()}({render_expression(definition.partition)})",
         "splits": readable_splits(record.splits or definition.encoded_splits) or None,
         "partition_slices": list(definition.spread) or None,
-        "hearing": "by-id" if record.hears_by_id else "all",
+        "hears": "by-id" if record.hears_by_id else "all",
         "entries": sum(status.entries for status in known),
         "entries_by_slice": [status.entries if status else None for status in slices],
         "bytes": sum(status.bytes for status in known),

@@ -12,11 +12,11 @@ import msgspec
 from keytide.catalog.auto_split import AutoSplit
 from keytide.catalog.copies import CopyRecord, LeavingCopy, RebalanceRecord
 from keytide.catalog.table_origin import TableOrigin
+from keytide.catalog.violated import Violated
 from keytide.definition.index import IndexDefinition
 from keytide.model.protocol import FIRST_PROTOCOL
 from keytide.model.roles import Role, has_role
 from keytide.model.timestamp import Place, Timestamp
-from keytide.wire.messages import UniqueViolation
 
 IndexState = Literal["DEFERRED", "BUILDING", "PAUSED", "READY", "FAILED", "DROPPING"]
 BuildState = Literal["QUEUED", "BACKFILL", "CATCHUP", "READY", "PAUSED", "FAILED", "CANCELLED"]
@@ -62,20 +62,6 @@ class KeyspaceRecord(msgspec.Struct, frozen=True):
     incarnation: int = 0
     bound: dict[int, int] = {}
     fresh_at: int = 0
-
-
-class Violated(msgspec.Struct, frozen=True):
-    """Why a build has failed a UNIQUE index: its slices are gone, and this is what is left to look at.
-
-    Attributes:
-        count: keys that several documents have.
-        exact: there are so many; else at least so many.
-        keys: some of them, ascending.
-    """
-
-    count: int
-    exact: bool
-    keys: list[UniqueViolation]
 
 
 def index_number(id_: str) -> int:

@@ -48,7 +48,7 @@ NEEDED: Final = max(LAYOUTS, MOVES, OTHER_STRUCTURES, SUBPARTITIONS, PLACES)
 """The latest that something needs which can be asked for: while somebody speaks less, that is refused."""
 CHANGES: Final = 3
 """From which on a leader understands `HeartbeatChanges`."""
-HEARING: Final = 6
+NARROWED: Final = 6
 """From which on a slice need not hear every document."""
 SPOKEN: Final = 6
 """Up to which this release speaks."""

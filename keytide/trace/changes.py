@@ -18,7 +18,7 @@ class RecordChange(NamedTuple):
     Attributes:
         kind: `keys`: it puts some; `removal`: it is heard, and what the slice holds of the document goes;
             `skip`: likewise, with a line in the slice's skip ledger; `not-heard`: the slice is told nothing
-            of it (its id cannot be used).
+            of it: its id cannot be used, or lets the slice hold nothing of the document (R16).
         keys: the canonical keys that it brings.
         skip: the line.
     """

@@ -22,7 +22,7 @@ from keytide.wire.parts import split
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from projector.progress.events import Key, Reached
 from router.core import bounded, filled
-from router.hearing import BatchHearing
+from router.recipients import BatchDocuments
 
 _SPAN = 2**31
 """Offsets in a segment count from its start in 32 bits: a wider hole before the first record is a segment of
@@ -213,14 +213,14 @@ class Pipeline:
                         some.append(empty)
                 continue
             projected = project(batch, plan, ids)
-            hearing = BatchHearing(projected.heard)
+            documents = BatchDocuments(projected.heard)
             for id_, slices in found.items():
                 entries = projected.indexes[id_]
                 if entries.left_out:
                     self.outcomes[id_].update(entries.left_out)
                 if entries.skips:
                     self.outcomes[id_].update(skip.reason for skip in entries.skips)
-                routed = filled(empty, entries, rules[id_], hearing, by_id=id_ in by_id)
+                routed = filled(empty, entries, rules[id_], documents, by_id=id_ in by_id)
                 for some, segment in zip(slices, routed, strict=True):
                     some.append(segment)
                 heard = sum(segment.heard.count for segment in routed if segment.heard)

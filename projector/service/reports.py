@@ -87,7 +87,7 @@ class ProjectorReporter:
         self._told: dict[str, list[tuple[int, int, int]]] = {}
         self._told_documents: Counter[str] = Counter()
         self._told_outcomes: dict[str, Counter[str]] = {}
-        self._shown_hearing: dict[str, Counter[str]] = {}
+        self._shown_heard: dict[str, Counter[str]] = {}
 
     def _send(self, value: bytes) -> None:
         try:
@@ -217,15 +217,15 @@ class ProjectorReporter:
             for reason, number in reasons.items():
                 SKIPPED.labels(known.name, reason).inc(number - told[reason])
             self._told_outcomes[index] = Counter(reasons)
-        self._show_hearing(catalog, "yes", pipeline.heard)
-        self._show_hearing(catalog, "no", pipeline.spared)
+        self._show_heard(catalog, "yes", pipeline.heard)
+        self._show_heard(catalog, "no", pipeline.spared)
         PARTITIONS.clear()
         for key, state in tracker.partitions.items():
             PARTITIONS.labels(key.keyspace, state.phase).inc()
         SUSPENDED.set(len(pipeline.suspended))
 
-    def _show_hearing(self, catalog: Catalog, told: str, documents: Counter[str]) -> None:
-        shown = self._shown_hearing.setdefault(told, Counter())
+    def _show_heard(self, catalog: Catalog, told: str, documents: Counter[str]) -> None:
+        shown = self._shown_heard.setdefault(told, Counter())
         for index, number in documents.items():
             known = catalog.index(index)
             if known is not None:

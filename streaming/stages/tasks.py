@@ -35,7 +35,7 @@ from keytide.wire.columns import hashes_of
 from keytide.wire.entry_sums import NO_ENTRIES, EntrySums
 from keytide.wire.messages import Heard, RemovalChunk, Skip
 from projector.core.projection import SourceBatch
-from router.hearing import BatchHearing
+from router.recipients import BatchDocuments
 from streaming.core import micro_batches as core
 from streaming.core import runs
 from streaming.core.extent_projection import ExtentProjection, Spill, heard_columns
@@ -143,9 +143,9 @@ class _FirstStage:
         work = self._work
         if work.heard:
             for base, documents in heard_columns(spill.documents, work.settings.topics.segment_target_bytes):
-                hearing = BatchHearing(documents)
+                batch = BatchDocuments(documents)
                 for target, (index, number) in enumerate(work.targets):
-                    heard = hearing.of(self._rules[index], by_id=True)[number].heard
+                    heard = batch.of(self._rules[index], by_id=True)[number].heard
                     if heard is not None:
                         self._send(target, spill.partition, base, heard, [])
         for target, skips in sorted(spill.skips.items()):

@@ -46,6 +46,7 @@ KILLERS: Final[dict[str, Killer]] = {
     "wait_for_the_later_one": Killer(1918, 78, "Stuck"),
     "write_unfenced": Killer(4, 78, "Stuck"),
     "tell_only_changes": Killer(25, 173, "Stuck"),
+    "hear_by_ids_alone": Killer(2, 0, "Untorn"),
     "equal_replaces": Killer(2, 88, "Untorn"),
     "lose_tombstones": Killer(0, 0, "Untorn"),
     "keep_the_suspended": Killer(0, 123, "Stuck"),

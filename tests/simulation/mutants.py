@@ -26,6 +26,7 @@ from indexer.slice.following import QueueFollower
 from indexer.slice.mutation_queue import PendingMutations, SegmentOutcome
 from indexer.slice.pending_timestamps import PendingStamps
 from indexer.store.interface import Applied
+from keytide.catalog.partitioning import Partitioning
 from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
 from keytide.wire.columns import heard_ids
@@ -343,6 +344,11 @@ def tell_only_changes(patches: Patches) -> None:
     _progress = patches.put(ProjectorReporter, "progress", progress)
     patches.put(report, "awaited_by_a_build", lambda catalog, state: False)
     patches.put(ProjectorReporter, "history_lost", lambda self, state: None)
+
+
+@mutant("R16", "slices hear by ids where keys decide which slice an entry lies in")
+def hear_by_ids_alone(patches: Patches) -> None:
+    patches.put(Partitioning, "id_shares", property(lambda self: (self.slices,)))
 
 
 @mutant("R17", "several chunks of one version replace each other")

@@ -51,6 +51,7 @@ from indexer.store.resolve import resolve
 from keytide.catalog.history import History
 from keytide.model.timestamp import Timestamp
 from keytide.wire import digests
+from keytide.wire.messages import Segment
 from projector.core import pipeline
 from projector.core.projection import SourceBatch
 from projector.progress.tracker import Tracker
@@ -583,6 +584,19 @@ def believe_records_only(patches: Patches) -> None:
         return segment.heard is not None and _differs(segment, part, end)
 
     _differs = patches.put(mutation_queue, "_either_has_documents", differs)
+
+
+@unit_mutant(
+    "R16, what is not heard",
+    "only records that are heard show what is lost",
+    "few histories have slices that do not hear all, and it takes one in some thousands",
+    test_slice_core.test_what_a_slice_does_not_hear_shows_what_is_lost_as_well,
+)
+def believe_what_is_heard_only(patches: Patches) -> None:
+    def there(segment: Segment, start: int, end: int) -> bool:
+        return bool(_there(msgspec.structs.replace(segment, present=b""), start, end))
+
+    _there = patches.put(mutation_queue, "has_documents", there)
 
 
 @unit_mutant(

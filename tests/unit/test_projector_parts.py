@@ -4,7 +4,7 @@ stuck."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 from types import SimpleNamespace
 from typing import cast
 from unittest import mock
@@ -62,9 +62,11 @@ def columns(*offsets: int, epoch: int = 0) -> Columns:
     )
 
 
-def index(id_: str = "a-1", version: int = 1, state: str = "BUILDING", slices: int = 2) -> IndexRecord:
+def index(
+    id_: str = "a-1", version: int = 1, state: str = "BUILDING", slices: int = 2, by: str = ""
+) -> IndexRecord:
     name = id_.split("-")[0]
-    statement = parse_statement(f"CREATE INDEX {name} ON orders (city) WITH (slices={slices})")
+    statement = parse_statement(f"CREATE INDEX {name} ON orders (city) {by} WITH (slices={slices})")
     assert isinstance(statement, CreateIndex)
     return IndexRecord(id_, statement.definition, state, version, [], f"b-{id_}", 0)  # type: ignore[arg-type]
 
@@ -146,6 +148,21 @@ class TestPipeline:
             ("b-2", 1, 2, [(1, 5, 6)]),
         ]
         assert pipeline.documents["orders"] == 2
+
+    def test_bytes_do_not_grow_with_the_slices_of_an_index_by_id(self) -> None:
+        batches = batches_of(KEY, 0, 5_000, -1, [columns(*range(5_000))])
+        sizes: dict[tuple[bool, int], float] = {}
+        for by_id, slices in product((True, False), (4, 64)):
+            pipeline = Pipeline("me", MessageLimits(1 << 20, 1 << 20))
+            by = "PARTITION BY HASH(id)" if by_id else ""
+            found = catalog(replace(index("a-1", 1, slices=slices, by=by), hears_by_id=by_id))
+            messages = pipeline.emit(found, "orders", {1: batches}, 0)
+            assert len({message.slice for message in messages}) == slices
+            sizes[by_id, slices] = sum(len(message.value) for message in messages) / 5_000
+            assert pipeline.heard["a-1"] == (5_000 if by_id else 5_000 * slices)
+            assert pipeline.spared["a-1"] == 5_000 * slices - pipeline.heard["a-1"]
+        assert sizes[True, 64] < 1.1 * sizes[True, 4], sizes
+        assert sizes[False, 64] > 10 * sizes[False, 4], sizes
 
     def test_a_suspended_index_is_not_sent_for(self) -> None:
         pipeline = Pipeline("me", MessageLimits(1 << 20, 1 << 20))

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import numpy as np
+import pytest
 import xxhash
 
 from keytide.catalog.partitioning import Partitioning
 from keytide.definition.statement import CreateIndex, parse_statement
-from keytide.wire.columns import heard_ids, pick, puts_columns, segment_from, unpack
+from keytide.wire.columns import (
+    cut_segment,
+    has_documents,
+    heard_hashes,
+    heard_ids,
+    heard_offsets,
+    heard_times,
+    pick,
+    puts_columns,
+    segment_from,
+    unpack,
+)
 from keytide.wire.messages import Segment
 from projector.core.projection import KeyspacePlan, ProjectedBatch, SourceBatch, project
-from router.core import bounded, route, segment_bytes, segments, slices_of, split_segment
+from router.core import bounded, filled, route, segment_bytes, segments, slices_of, split_segment
+from router.recipients import BatchDocuments
 
 SLICES = 4
 
@@ -81,6 +96,99 @@ def test_every_slice_gets_the_whole_range_and_the_same_heard_columns() -> None:
         assert (segment.partition, segment.epoch, segment.start, segment.end) == (2, 5, 1_000, 1_006)
         assert segment.heard is batch.heard
         assert segment.puts is None
+
+
+# --- who hears of what (R16) --------------------------------------------------------------------------------
+
+SPREAD = "CREATE INDEX i ON k (city) PARTITION BY HASH(city) SUBPARTITION BY HASH(id) SLICES (3, 1, 2, 3)"
+BY_ID = "CREATE INDEX i ON k (UNNEST(tags), city) PARTITION BY HASH(id) WITH (slices=7)"
+
+
+def narrowed(statement: str, count: int, bad: int = 0) -> tuple[ProjectedBatch, list[Segment], list[Segment]]:
+    """A batch, and its segments by slice: with what each slice must hear, and with all."""
+    batch = projected(count, statement=statement, bad=bad)
+    parsed = parse_statement(statement)
+    assert isinstance(parsed, CreateIndex)
+    rule, empty = Partitioning.of(parsed.definition), Segment(2, 5, batch.start, batch.end)
+    found = [
+        filled(empty, batch.indexes["i"], rule, BatchDocuments(batch.heard), by_id=by_id)
+        for by_id in (True, False)
+    ]
+    return batch, found[0], found[1]
+
+
+def ids_of(segment: Segment) -> list[bytes]:
+    return heard_ids(segment.heard) if segment.heard else []
+
+
+def entries_of(segment: Segment) -> list[tuple[bytes, bytes]]:
+    """(document id, key) of what a segment puts."""
+    if segment.puts is None:
+        return []
+    view, ids = puts_columns(segment.puts), ids_of(segment)
+    return [(ids[ordinal], key) for ordinal, key in zip(view.ordinals.tolist(), view.keys, strict=True)]
+
+
+@pytest.mark.parametrize("bad", [0, 30])
+@pytest.mark.parametrize("statement", [SPREAD, BY_ID])
+def test_a_slice_hears_of_the_documents_that_their_ids_let_it_hold(statement: str, bad: int) -> None:
+    batch, some, everything = narrowed(statement, 300, bad)
+    shares = [3, 3, 3, 1, 2, 2, 3, 3, 3] if statement == SPREAD else [7] * 7
+    places = [0, 1, 2, 0, 0, 1, 0, 1, 2] if statement == SPREAD else list(range(7))
+    assert len(some) == len(shares)
+    for segment, whole, share, place in zip(some, everything, shares, places, strict=True):
+        assert ids_of(segment) == [
+            id_ for id_ in ids_of(whole) if xxhash.xxh3_64_intdigest(id_) % share == place
+        ]
+        assert entries_of(segment) == entries_of(whole)
+        assert [skip.offset for skip in segment.skips] == [skip.offset for skip in whole.skips]
+        heard = ids_of(segment)
+        for skip in segment.skips:
+            assert (heard[skip.ordinal] == skip.id) if skip.ordinal >= 0 else (skip.id not in heard)
+        assert bool(segment.present) == (share > 1)
+        for column in (
+            heard_offsets,
+            lambda heard, _: heard_times(heard),
+            lambda heard, _: heard_hashes(heard),
+        ):
+            if segment.heard is not None and whole.heard is not None:
+                mine = np.isin(heard_hashes(whole.heard), heard_hashes(segment.heard))
+                assert (column(segment.heard, 1_000) == column(whole.heard, 1_000)[mine]).all()
+    if statement == BY_ID:
+        assert sum(map(len, map(ids_of, some))) == 300, "each document is heard by one slice"
+    assert batch.heard is not None
+
+
+@pytest.mark.parametrize("statement", ["CREATE INDEX i ON k (city)", "CREATE INDEX i ON k (id)"])
+def test_where_keys_decide_every_slice_hears_all(statement: str) -> None:
+    batch, some, everything = narrowed(statement, 50)
+    assert some == everything
+    assert all(segment.heard is batch.heard for segment in some)
+
+
+def test_what_a_slice_does_not_hear_is_there_all_the_same() -> None:
+    """Whatever a segment is cut to, it says at which offsets the source has documents."""
+    statement = BY_ID.replace("slices=7", "slices=60")
+    chance = random.Random(5)
+    offsets = sorted(chance.sample(range(1_000, 1_090), 40))
+    parsed = parse_statement(statement)
+    assert isinstance(parsed, CreateIndex)
+    ids: list[bytes | None] = [b"user%d" % at for at in offsets]
+    source = SourceBatch(2, 5, 1_000, 1_100, offsets, ids, [b"{}"] * 40, [7 + at for at in offsets])
+    batch = project(source, KeyspacePlan([("i", parsed.definition)]))
+    empty, rule = Segment(2, 5, 1_000, 1_100), Partitioning.of(parsed.definition)
+    made = filled(empty, batch.indexes["i"], rule, BatchDocuments(batch.heard), by_id=True)
+    assert {bool(segment.heard) for segment in made} == {True, False}
+    for segment in made:
+        low, high = sorted(chance.sample(range(1_000, 1_101), 2))
+        pieces = [*cut_segment(segment, low), cut_segment(cut_segment(segment, low)[1], high)[0], segment]
+        for piece in pieces:
+            assert segment_bytes(piece) >= len(msgspec.msgpack.encode(piece))
+            for start in range(piece.start, piece.end):
+                for end in (start, start + 1, start + 2, start + 9, piece.end):
+                    end = min(end, piece.end)
+                    wanted = any(start <= offset < end for offset in offsets)
+                    assert has_documents(piece, start, end) == wanted, (piece.start, piece.end, start, end)
 
 
 def test_an_empty_batch_makes_sync_messages() -> None:

@@ -45,7 +45,7 @@ from keytide.catalog.history import History
 from keytide.catalog.records import RollbackRecord
 from keytide.errors import InvariantViolationError
 from keytide.model.timestamp import Place, Timestamp
-from keytide.wire.columns import heard_offsets
+from keytide.wire.columns import heard_offsets, presence
 from keytide.wire.messages import (
     BatchEnd,
     BuildEnd,
@@ -1130,6 +1130,23 @@ def test_a_record_past_a_marker_shows_that_what_is_held_below_it_is_lost() -> No
     out = decide(core)
     assert commits(out) == [(1, {0: 3}, [(0, 1), (1, 3)])]
     assert [list(heard_offsets(s.heard, s.start)) for s in applied_segments(out) if s.heard] == [[0], [2]]
+
+
+def unheard(one: Segment) -> Segment:
+    """A segment as a slice gets it that need not hear its documents (R16)."""
+    return structs.replace(one, heard=None, present=b"" if one.heard is None else presence(one.heard))
+
+
+def test_what_a_slice_does_not_hear_shows_what_is_lost_as_well() -> None:
+    core = live()
+    hear(
+        core, 0, segment(0, 0, 2, versions(0, 2), epoch=0), unheard(segment(0, 2, 3, versions(2, 3), epoch=1))
+    )
+    core.handle(Stamped(1, StabilityTimestamp("ks", 1, 0, Timestamp({0: Place(4, 2)}, TOPIC_ID), 0, 0)))
+    hear(core, 2, segment(0, 2, 4, [], epoch=2))  # two markers of the new leader
+    hear(core, 3, unheard(segment(0, 2, 5, versions(2, 5), epoch=1)))  # late, of the one that was replaced
+    assert core.heard().offsets() == {0: 4}
+    assert commits(decide(core)) == [(1, {0: 4}, [(0, 2)])]
 
 
 def test_of_a_topic_made_anew_the_old_counts_for_nothing_whatever_its_id() -> None:

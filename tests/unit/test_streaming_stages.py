@@ -24,7 +24,7 @@ from keytide.collation import encode_key
 from keytide.definition.index import IndexDefinition
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.settings.settings import load_settings
-from keytide.wire.columns import heard_ids, heard_offsets, heard_times, unpack
+from keytide.wire.columns import hashes_of, heard_ids, heard_offsets, heard_times, unpack
 from keytide.wire.messages import Message, PutChunk, RemovalChunk
 from projector.core.projection import SourceBatch
 from router.core import hashed, slices_of
@@ -54,6 +54,7 @@ def definition(statement: str) -> IndexDefinition:
 
 
 BY_A = definition("CREATE INDEX by_a ON s (a) WITH (slices=4)")
+BY_ID = definition("CREATE INDEX by_id ON s (a) PARTITION BY HASH(id) WITH (slices=3)")
 BY_TAG = definition("CREATE INDEX by_tag ON s (UNNEST(tags)) INCLUDE (a) WITH (slices=3)")
 
 
@@ -296,6 +297,25 @@ def test_every_slice_hears_every_document_of_later_micro_batches() -> None:
     records = random_records(1, 200)
     outcome = micro_batch(work({"i-1": BY_A, "j-2": BY_TAG}, batch=1, heard=True), records)
     newest = {docid: (r.partition, r.offset, r.time) for docid, r in naive(records).items()}
+    heard, pieces = heard_by_slot(outcome)
+    assert heard == dict.fromkeys(range(7), newest), "tombstones and bad documents included"
+    assert pieces > 3 * 7, "heard columns are cut to fit messages"
+    delivered(outcome)
+
+
+def test_where_ids_decide_a_slice_hears_of_its_own_documents_of_later_micro_batches() -> None:
+    records = random_records(1, 200)
+    outcome = micro_batch(work({"i-1": BY_ID, "j-2": BY_A}, batch=1, heard=True), records)
+    newest = {docid: (r.partition, r.offset, r.time) for docid, r in naive(records).items()}
+    heard, _ = heard_by_slot(outcome)
+    for slot in range(7):
+        mine = {one: place for one, place in newest.items() if hashes_of([one], 1)[0] % np.uint64(3) == slot}
+        assert heard[slot] == (mine if slot < 3 else newest)
+    delivered(outcome)
+
+
+def heard_by_slot(outcome: core.SettledBatch) -> tuple[dict[int, dict[bytes, tuple[int, int, int]]], int]:
+    """By slot the documents that were heard, with (partition, offset, time); and in how many messages."""
     heard: dict[int, dict[bytes, tuple[int, int, int]]] = defaultdict(dict)
     pieces = 0
     for slot, message in Sent.messages:
@@ -310,9 +330,7 @@ def test_every_slice_hears_every_document_of_later_micro_batches() -> None:
             )
             for docid, offset, time in columns:
                 heard[slot][docid] = (message.partition, offset, time)
-    assert heard == dict.fromkeys(range(7), newest), "tombstones and bad documents included"
-    assert pieces > 3 * 7, "heard columns are cut to fit messages"
-    delivered(outcome)
+    return heard, pieces
 
 
 def test_lines_of_the_skip_ledger_go_to_the_slice_of_the_id() -> None:

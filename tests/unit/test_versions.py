@@ -17,6 +17,7 @@ from keytide.model.health import Reason
 from keytide.model.protocol import (
     CHANGES,
     FIRST_PROTOCOL,
+    NARROWED,
     NEEDED,
     OTHER_STRUCTURES,
     PLACES,
@@ -118,7 +119,7 @@ def test_nodes_that_say_all_in_each_heartbeat_are_named() -> None:
     ("statement", "version"),
     [
         ("CREATE INDEX by_url ON people USING hash (url)", OTHER_STRUCTURES),
-        ("CREATE INDEX by_url ON people USING spatial (home)", PLACES),
+        ("CREATE INDEX by_url ON people USING spatial (home) PARTITION BY RANGE(cell)", PLACES),
         ("CREATE INDEX by_url ON people (url) WHERE ST_DWithin(home, ST_Point(1, 2), 5)", PLACES),
     ],
 )
@@ -156,6 +157,44 @@ def test_what_somebody_does_not_understand_changes_nothing_before_all_do(stateme
         found.sql(statement)
     assert {key: encode_record(record) for key, record in dictionary.catalog.records.items()} == before
     assert dictionary.drain() is None, "nothing is pending"
+
+
+BY_ID = (
+    "CREATE INDEX by_url ON people (url) PARTITION BY HASH(id) WITH (slices=2)",
+    "CREATE INDEX by_url ON people (url) PARTITION BY HASH(url) SUBPARTITION BY HASH(id) SLICES 2",
+    "CREATE INDEX by_url ON people USING spatial (home)",
+)
+
+
+@pytest.mark.parametrize("statement", BY_ID)
+@pytest.mark.parametrize("who", ["n2", "p1"])
+def test_slices_hear_by_id_when_all_know_of_it_and_nobody_is_refused_before(statement: str, who: str) -> None:
+    found = world(**{who: NARROWED - 1})
+    found.sql(statement)
+    assert not found.index("by_url").hears_by_id
+    assert used(found) < NARROWED, "everybody may go back"
+    found.speaks = {}
+    found.live(500)
+    found.progress(found.known().version, 130, 60)
+    found.sql(statement.replace("by_url", "by_uri"))
+    assert found.index("by_uri").hears_by_id
+    assert used(found) == NARROWED
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE INDEX by_url ON people (url) WITH (slices=2)",
+        "CREATE INDEX by_url ON people (url) PARTITION BY RANGE(url) SPLIT AT ('m')",
+        "CREATE INDEX by_url ON people (url) PARTITION BY HASH(id) WITH (slices=1)",
+        "CREATE INDEX by_id ON people (id) WITH (slices=2)",
+    ],
+)
+def test_where_ids_say_nothing_slices_hear_all(statement: str) -> None:
+    found = world()
+    found.sql(statement)
+    assert not found.index(statement.split()[2]).hears_by_id
+    assert used(found) == 1
 
 
 # --- what is refused ----------------------------------------------------------------------------------------

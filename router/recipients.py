@@ -20,7 +20,7 @@ heard by two slices at most: it would be right only where an id has one source p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,8 @@ from keytide.wire.columns import chosen, heard_hashes, presence
 from keytide.wire.messages import Heard
 
 
-class SliceHearing(NamedTuple):
-    """What one slice hears of a batch.
+class SliceDocuments(NamedTuple):
+    """The documents of a batch that one slice hears of.
 
     Attributes:
         heard: the documents; None for none.
@@ -44,11 +44,8 @@ class SliceHearing(NamedTuple):
     present: bytes = b""
 
 
-NOTHING: Final = SliceHearing(None)
-
-
-class BatchHearing:
-    """What the slices of all indexes hear of one batch.
+class BatchDocuments:
+    """The documents of one batch, as the slices of all indexes hear of them.
 
     Args:
         heard: its documents; None for none.
@@ -56,11 +53,11 @@ class BatchHearing:
 
     def __init__(self, heard: Heard | None) -> None:
         self.heard = heard
-        self._whole = SliceHearing(heard)
-        self._shares: dict[int, list[SliceHearing]] = {1: [self._whole]}
+        self._whole = SliceDocuments(heard)
+        self._shares: dict[int, list[SliceDocuments]] = {1: [self._whole]}
         self._present = b""
 
-    def of(self, rule: Partitioning, by_id: bool) -> list[SliceHearing]:
+    def of(self, rule: Partitioning, by_id: bool) -> list[SliceDocuments]:
         """By slice of an index.
 
         Args:
@@ -70,7 +67,7 @@ class BatchHearing:
             return [self._whole] * rule.slices
         return [one for count in rule.id_shares for one in self._shared(count)]
 
-    def _shared(self, count: int) -> list[SliceHearing]:
+    def _shared(self, count: int) -> list[SliceDocuments]:
         """The documents by the hash of their ids modulo `count`. (Indexes with as many slices share this.)"""
         found = self._shares.get(count)
         if found is None and self.heard is not None:
@@ -79,11 +76,11 @@ class BatchHearing:
             found = self._shares[count] = [self._part(self.heard, ordinals) for ordinals in shares]
         return found or []
 
-    def _part(self, heard: Heard, ordinals: npt.NDArray[np.int64]) -> SliceHearing:
+    def _part(self, heard: Heard, ordinals: npt.NDArray[np.int64]) -> SliceDocuments:
         if len(ordinals) == heard.count:
             return self._whole
         part = chosen(heard, ordinals) if len(ordinals) else None
-        return SliceHearing(part, ordinals, self._present)
+        return SliceDocuments(part, ordinals, self._present)
 
 
 def by_share(hashes: npt.NDArray[np.uint64], count: int) -> Sequence[npt.NDArray[np.int64]]:
