@@ -18,6 +18,13 @@ FIVE = (
     "CREATE INDEX by_tag ON people (UNNEST(tags), age) WITH (slices=8)",
     "CREATE INDEX by_postcode ON people (address.postcode) WITH (slices=8)",
 )
+_MORE = ("name", "email", "city", "age", "status")
+TWENTY = FIVE + tuple(
+    f"CREATE INDEX by_{first}_{second.split()[0]} ON people ({first}, {second}) WITH (slices=8)"
+    for at, first in enumerate(_MORE)
+    for second in ("balance DESC", *_MORE[:at])
+)
+"""What most documents have, in pairs: all of one key part more."""
 MILLION = 1_000_000
 
 
@@ -33,8 +40,15 @@ def churn(documents: int = MILLION) -> Result:
 
 
 def indexes(documents: int = MILLION) -> Result:
-    """Five indexes on one keyspace."""
-    return _replay("indexes", list(FIVE), documents, churn=False)
+    """One, five and twenty indexes on one keyspace: the rate with five, and what each costs."""
+    result = _replay("indexes", list(FIVE), documents, churn=False)
+    found = {1: _replay("indexes", [BY_CITY], documents, churn=False), len(FIVE): result}
+    found[len(TWENTY)] = _replay("indexes", list(TWENTY), documents, churn=False)
+    for many, one in sorted(found.items()):
+        each = one.figures["cpu_seconds"] / many / documents * MILLION
+        result.figures[f"indexes_{many}_documents_per_s"] = one.figures["documents_per_s"]
+        result.figures[f"indexes_{many}_cpu_s_per_million_and_index"] = round(each, 2)
+    return result
 
 
 def _replay(name: str, statements: list[str], documents: int, churn: bool) -> Result:
