@@ -589,7 +589,7 @@ def believe_records_only(patches: Patches) -> None:
 @unit_mutant(
     "R16, what is not heard",
     "only records that are heard show what is lost",
-    "few histories have slices that do not hear all, and it takes one in some thousands",
+    "few histories have slices that do not hear all, and none of 3,000 such ones shows it",
     test_slice_core.test_what_a_slice_does_not_hear_shows_what_is_lost_as_well,
 )
 def believe_what_is_heard_only(patches: Patches) -> None:
