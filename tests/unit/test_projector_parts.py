@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 from confluent_kafka import KafkaError
 from msgspec.structs import replace
+from prometheus_client import REGISTRY
 
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import (
@@ -744,3 +745,19 @@ def test_progress_so_soon_after_the_last_is_told_in_a_moment() -> None:
         assert told() == (True, 2)
         now[0] += 1
         assert told() == (True, 2), "nothing is new"
+
+
+def test_metrics_count_once_what_slices_are_told_of_and_what_not() -> None:
+    def shown(told: str) -> float | None:
+        return REGISTRY.get_sample_value("keytide_heard_documents_total", {"index": "counted", "told": told})
+
+    reporter = report.ProjectorReporter(load_settings(), cast(KafkaTransport, mock.Mock()), "p1", float, int)
+    pipeline, tracker = Pipeline("me", MessageLimits(1 << 20, 1 << 20)), mock.Mock(partitions={})
+    record = replace(index("counted-1", slices=3, by="PARTITION BY HASH(id)"), hears_by_id=True)
+    found = catalog(record)
+    for start in (0, 10):
+        batches = batches_of(KEY, start, start + 10, -1, [columns(*range(start, start + 10))])
+        pipeline.emit(found, "orders", {1: batches}, 0)
+        for _ in range(2):
+            reporter.metrics(found, pipeline, tracker)
+            assert (shown("yes"), shown("no")) == (start + 10, 2 * (start + 10))
