@@ -29,7 +29,7 @@ def scan(documents: int = MILLION) -> Result:
     result = Result("scan", machine=machine_state())
     with filled(1, documents) as bench:
         with bench.measured(result):
-            result.figures.update(percentiles(_scans(bench, SCANS)))
+            result.figures.update(percentiles(scans(bench, SCANS)))
         result.sizes = {"documents": documents, "rows": 100, "slices": 8, "nodes": 1, "scans": SCANS}
     return result
 
@@ -39,7 +39,7 @@ def gather(documents: int = MILLION) -> Result:
     result = Result("gather", machine=machine_state())
     with filled(2, documents) as bench:
         with bench.measured(result):
-            result.figures.update(percentiles(_scans(bench, SCANS)))
+            result.figures.update(percentiles(scans(bench, SCANS)))
         result.sizes = {"documents": documents, "rows": 100, "slices": 8, "nodes": 2, "scans": SCANS}
     return result
 
@@ -49,7 +49,7 @@ def scan_under_load(documents: int = MILLION, per_second: int = 50_000) -> Resul
     result = Result("scan-under-load", machine=machine_state())
     with filled(1, documents) as bench, writing(bench, per_second) as written:
         with bench.measured(result):
-            result.figures.update(percentiles(_scans(bench, SCANS)))
+            result.figures.update(percentiles(scans(bench, SCANS)))
         result.figures["offered_documents_per_s"] = written()
         result.sizes = {
             "documents": documents,
@@ -131,7 +131,7 @@ def send_scan(connection: http.client.HTTPConnection, body: bytes) -> tuple[int,
     return response.status, response.read()
 
 
-def _scans(bench: Bench, count: int) -> list[float]:
+def scans(bench: Bench, count: int) -> list[float]:
     """Milliseconds of each scan, measured at a bare HTTP client."""
     connection = connect(bench.cluster.node_urls[0])
     chance = random.Random(7)
@@ -150,8 +150,12 @@ def _scans(bench: Bench, count: int) -> list[float]:
     return samples
 
 
-def probes(bench: Bench, count: int) -> list[Probe]:
-    """Documents that were written one after the other, each looked for by a scan that must include it."""
+def probes(bench: Bench, count: int, first: int = 10 * MILLION) -> list[Probe]:
+    """Documents that were written one after the other, each looked for by a scan that must include it.
+
+    Args:
+        first: number of the first one.
+    """
     producer = Producer(
         {"bootstrap.servers": bench.bootstrap, "enable.idempotence": True, "linger.ms": 0, "acks": "all"}
     )
@@ -164,7 +168,7 @@ def probes(bench: Bench, count: int) -> list[Probe]:
     found: list[Probe] = []
     for number in range(count):
         began = time.time_ns()
-        probe = 10 * MILLION + number
+        probe = first + number
         producer.produce(
             TOPIC, document(probe), document_id(probe), timestamp=began // 1_000_000, on_delivery=delivered
         )

@@ -1,4 +1,4 @@
-"""How fast documents become entries: live, churn, several indexes, growth. Builds: `building`."""
+"""How fast documents become entries: live, churn, several indexes. Growth: `growing`; builds: `building`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 
 from benchmarks.documents import PARTITIONS, load
-from benchmarks.harness import Bench, Result, machine_state, say
+from benchmarks.harness import Bench, Result, machine_state
 from keytide.errors import invariant
 
 TOPIC = "people"
@@ -74,35 +74,6 @@ def _replay(name: str, statements: list[str], documents: int, churn: bool) -> Re
         result.figures["documents_per_s"] = round(documents / seconds)
         result.figures["seconds"] = round(seconds, 2)
         check_count(bench, names[0], documents)
-        result.sizes["memory_mb"] = bench.memory()
-    return result
-
-
-def growth(millions: int = 10) -> Result:
-    """Live rate of each further million of documents."""
-    result = Result("growth", machine=machine_state())
-    result.notes.append(
-        "the topic is filled between the millions; folds that fall due by age partly run then"
-    )
-    result.sizes = {
-        "documents": millions * MILLION,
-        "partitions": PARTITIONS,
-        "indexes": 1,
-        "slices": 8,
-        "nodes": 2,
-    }
-    with Bench() as bench:
-        bench.make_topic(TOPIC, PARTITIONS)
-        bench.create_index(BY_CITY)
-        for million in range(millions):
-            fill(bench, range(million * MILLION, (million + 1) * MILLION))
-            rate = round(MILLION / replayed(bench, result, ["by_city"]))
-            result.figures[f"documents_per_s_at_{million + 1}m"] = rate
-            say(f"million {million + 1}: {rate:,} documents/s, memory MB {bench.memory()}")
-        result.figures["documents_per_s"] = result.figures[f"documents_per_s_at_{millions}m"]
-        first, last = result.figures["documents_per_s_at_1m"], result.figures["documents_per_s"]
-        result.figures["kept_share"] = round(last / first, 3)
-        check_count(bench, "by_city", millions * MILLION)
         result.sizes["memory_mb"] = bench.memory()
     return result
 

@@ -1,0 +1,88 @@
+"""How an index does while it grows to 1, 5, 20 and 100 million documents: rate, freshness, scans, bytes.
+
+The topic is filled while the projector stands still, so each million is measured alone; folds that fall due
+by age partly run meanwhile. Scans and freshness are measured behind a million, while what it has left to fold
+is folded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Final
+
+from benchmarks.documents import PARTITIONS
+from benchmarks.harness import Bench, Result, machine_state, percentiles, say
+from benchmarks.latency import probes, scans
+from benchmarks.throughput import BY_CITY, MILLION, TOPIC, check_count, fill, replayed
+
+MILESTONES: Final = (1, 5, 20, 100)
+"""Millions of documents at which all is looked at."""
+SCANS: Final = 2_000
+PROBES: Final = 100
+
+
+def growth(millions: int = 20) -> Result:
+    """Live rate of each further million of documents, and at some of them how readers fare, and what disks
+    hold."""
+    result = Result("growth", machine=machine_state())
+    result.notes.append(
+        "the topic is filled between the millions; folds that fall due by age partly run then"
+    )
+    result.sizes = {
+        "documents": millions * MILLION,
+        "partitions": PARTITIONS,
+        "indexes": 1,
+        "slices": 8,
+        "nodes": 2,
+    }
+    with Bench() as bench:
+        bench.make_topic(TOPIC, PARTITIONS)
+        bench.create_index(BY_CITY)
+        for million in range(1, millions + 1):
+            fill(bench, range((million - 1) * MILLION, million * MILLION))
+            rate = round(MILLION / replayed(bench, result, ["by_city"]))
+            result.figures[f"documents_per_s_at_{million}m"] = rate
+            say(f"million {million}: {rate:,} documents/s, memory MB {bench.memory()}")
+            if million in MILESTONES or million == millions:
+                _look(bench, result, million)
+        result.figures["documents_per_s"] = result.figures[f"documents_per_s_at_{millions}m"]
+        first, last = result.figures["documents_per_s_at_1m"], result.figures["documents_per_s"]
+        result.figures["kept_share"] = round(last / first, 3)
+        check_count(bench, "by_city", millions * MILLION)
+        result.sizes["memory_mb"] = bench.memory()
+    return result
+
+
+def _look(bench: Bench, result: Result, million: int) -> None:
+    """Add what readers see, and what disks hold."""
+    read = percentiles(scans(bench, SCANS))
+    fresh = percentiles([probe.took for probe in probes(bench, PROBES, first=0)])
+    for name, found in (("scan", read), ("fresh", fresh)):
+        result.figures |= {f"{name}_{one}_at_{million}m": value for one, value in found.items()}
+    held = held_bytes(bench)
+    each = {what: round(size / million / MILLION, 1) for what, size in sorted(held.items())}
+    result.sizes[f"bytes_per_document_at_{million}m"] = each
+    say(f"at {million} million: scans {read}, freshness {fresh}, bytes per document {each}")
+
+
+def held_bytes(bench: Bench) -> Counter[str]:
+    """Bytes that are taken of disks: by what is base, delta, undo journal and whatever else of slices, and
+    Kafka's topics."""
+    found: Counter[str] = Counter()
+    for at, _, files in os.walk(bench.folder):
+        parts = os.path.relpath(at, bench.folder).split(os.sep)
+        where = next((one for one in parts if one == "base" or one.startswith("delta-")), "")
+        if parts[0].startswith("kafka"):
+            topic = parts[-1].rpartition("-")[0]
+            what = "queue" if ".mutations." in topic else ("source" if topic == TOPIC else "other topics")
+        elif parts[0].startswith("node"):
+            what = where.partition("-")[0] or "other of slices"
+        else:
+            continue
+        for name in files:
+            try:
+                found[what] += os.stat(os.path.join(at, name)).st_blocks * 512
+            except FileNotFoundError:
+                pass  # (segments and deltas come and go)
+    return found
