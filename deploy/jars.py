@@ -10,7 +10,7 @@ an interrupted download goes on where it stopped.
 
 The cache is `$KEYTIDE_CACHE`, or `$XDG_CACHE_HOME/keytide`, or `~/.cache/keytide`. A machine without a
 network can be given a copy of that folder. `KEYTIDE_MAVEN_URL` names a mirror of Maven Central to use
-instead.
+instead. Another `ivy.xml` has another folder: that of a benchmark's peer, which nobody else fetches.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,6 +64,26 @@ class JarsError(RetryableError):
     problem_type = "java-parts-unavailable"
 
 
+@dataclass(frozen=True)
+class JavaParts:
+    """What is asked for together.
+
+    Attributes:
+        ivy: the file that names the modules.
+        configurations: of that file; each becomes a folder of jars.
+        words: what people call them.
+        megabytes: of the download, about.
+    """
+
+    ivy: Path
+    configurations: tuple[str, ...]
+    words: str
+    megabytes: int
+
+
+OURS = JavaParts(IVY_FILE, CONFIGURATIONS, "Kafka broker, Spark's Kafka connector", 55)
+
+
 def broker_classpath() -> list[Path]:
     """The jars that a Kafka broker runs on, fetched at the first call.
 
@@ -70,17 +91,17 @@ def broker_classpath() -> list[Path]:
         JavaError: no usable Java to fetch them with.
         JarsError: the download failed.
     """
-    return _jars("broker")
+    return jars_of("broker")
 
 
 def spark_jars() -> list[Path]:
     """The jars of Spark's Kafka connector, for `spark.jars`; fetched and failing as in `broker_classpath`."""
-    return _jars("spark")
+    return jars_of("spark")
 
 
 def replacement_jars() -> list[Path]:
     """Jars that take the place of those of the same names inside pyspark; as `broker_classpath`."""
-    return _jars("replacements")
+    return jars_of("replacements")
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
@@ -92,40 +113,41 @@ def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "keytide"
 
 
-def jars_folder() -> Path:
+def jars_folder(parts: JavaParts = OURS) -> Path:
     """The folder that holds exactly the jars that this `ivy.xml` and this pyspark ask for."""
-    asked = IVY_FILE.read_bytes() + version("pyspark").encode()
+    asked = parts.ivy.read_bytes() + version("pyspark").encode()
     return cache_folder() / "jars" / hashlib.sha256(asked).hexdigest()[:16]
 
 
-def fetch() -> Path:
+def fetch(parts: JavaParts = OURS) -> Path:
     """Make sure that the jars are there; returns their folder. Instant when they are.
 
     Raises:
         JavaError: no usable Java to fetch them with.
         JarsError: the download failed.
     """
-    folder = jars_folder()
-    if is_complete(folder):
+    folder = jars_folder(parts)
+    if is_complete(folder, parts):
         return folder
     java = find_java()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _lock(folder.parent / "lock"):
-        if not is_complete(folder):  # else another process was faster
-            _fetch_into(folder, java)
+        if not is_complete(folder, parts):  # else another process was faster
+            _fetch_into(folder, java, parts)
     return folder
 
 
-def is_complete(folder: Path) -> bool:
+def is_complete(folder: Path, parts: JavaParts = OURS) -> bool:
     """Whether every jar of the folder's manifest is there at its full size."""
-    manifest = _manifest(folder)
-    return all(manifest.get(name) for name in CONFIGURATIONS) and all(
-        _size(folder / name / jar) == size for name in CONFIGURATIONS for jar, size in manifest[name].items()
+    manifest, names = _manifest(folder), parts.configurations
+    return all(manifest.get(name) for name in names) and all(
+        _size(folder / name / jar) == size for name in names for jar, size in manifest[name].items()
     )
 
 
-def _jars(configuration: str) -> list[Path]:
-    folder = fetch()
+def jars_of(configuration: str, parts: JavaParts = OURS) -> list[Path]:
+    """The jars of one configuration; fetched and failing as in `broker_classpath`."""
+    folder = fetch(parts)
     return [folder / configuration / jar for jar in sorted(_manifest(folder)[configuration])]
 
 
@@ -157,7 +179,7 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _fetch_into(folder: Path, java: Java) -> None:
+def _fetch_into(folder: Path, java: Java, parts: JavaParts) -> None:
     """Resolve beside `folder`, write the manifest, and move the result into its place."""
     downloads = folder.parent / "ivy"
     for left in folder.parent.glob("fetching-*"):  # by a process that was killed: we hold the lock
@@ -166,24 +188,25 @@ def _fetch_into(folder: Path, java: Java) -> None:
         work = Path(made)
         going_on = downloads.exists()
         try:
-            ready = _resolve(java, work / "first", downloads)
+            ready = _resolve(java, work / "first", downloads, parts)
         except JarsError:
             if not going_on:
                 raise
             # What an interrupted run left may be what fails now; kept, in case it is the network after all.
-            ready = _resolve(java, work / "second", work / "ivy")
+            ready = _resolve(java, work / "second", work / "ivy", parts)
         manifest = {
-            name: {jar.name: _size(jar) for jar in (ready / name).glob("*.jar")} for name in CONFIGURATIONS
+            name: {jar.name: _size(jar) for jar in (ready / name).glob("*.jar")}
+            for name in parts.configurations
         }
         (ready / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
-        if not is_complete(ready):
-            raise JarsError("Ivy ended well but left no jars.", next_step=_next_step())
+        if not is_complete(ready, parts):
+            raise JarsError("Ivy ended well but left no jars.", next_step=_next_step(parts))
         shutil.rmtree(folder, ignore_errors=True)  # there only when damaged
         ready.rename(folder)
     shutil.rmtree(downloads, ignore_errors=True)
 
 
-def _resolve(java: Java, work: Path, downloads: Path) -> Path:
+def _resolve(java: Java, work: Path, downloads: Path, parts: JavaParts) -> Path:
     """Run Ivy, showing its progress; the folder with one folder of jars per configuration.
 
     Raises:
@@ -195,11 +218,11 @@ def _resolve(java: Java, work: Path, downloads: Path) -> Path:
     settings, ready = work / "ivysettings.xml", work / "ready"
     settings.write_text(_SETTINGS.format(cache=quoteattr(str(downloads)), root=root))
     command = [str(java.path), *proxy_options(os.environ), f"-Dspark.version={version('pyspark')}"]
-    command += ["-jar", str(_ivy_jar()), "-ivy", str(IVY_FILE), "-settings", str(settings)]
-    command += ["-confs", *CONFIGURATIONS]
+    command += ["-jar", str(_ivy_jar()), "-ivy", str(parts.ivy), "-settings", str(settings)]
+    command += ["-confs", *parts.configurations]
     command += ["-retrieve", f"{ready}/[conf]/[artifact]-[revision](-[classifier]).[ext]"]
     lines: list[str] = []
-    with _progress() as (progress, task):
+    with _progress(parts) as (progress, task):
         # Dies with us: were it to go on, the next process would share Ivy's cache with it.
         with subprocess.Popen(
             command,
@@ -215,19 +238,20 @@ def _resolve(java: Java, work: Path, downloads: Path) -> Path:
         if ivy.returncode != 0:
             telling = [line.strip() for line in lines if _TROUBLE.search(line)] or lines
             raise JarsError(
-                "The Java parts (Kafka broker, Spark's Kafka connector) could not be fetched:\n  "
+                f"The Java parts ({parts.words}) could not be fetched:\n  "
                 + "\n  ".join(dict.fromkeys(telling[-40:])),
-                next_step=_next_step(),
+                next_step=_next_step(parts),
             )
     return ready
 
 
 @contextmanager
-def _progress() -> Iterator[tuple[Progress, TaskID]]:
+def _progress(parts: JavaParts) -> Iterator[tuple[Progress, TaskID]]:
     """A bar on a terminal; elsewhere two plain lines."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        print("Fetching the Java parts (once per machine, about 55 MB) ...", file=sys.stderr, flush=True)
+        size = f"about {parts.megabytes} MB"
+        print(f"Fetching the Java parts (once per machine, {size}) ...", file=sys.stderr, flush=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("Java parts: asking which are needed", total=None)
@@ -284,14 +308,14 @@ def proxy_options(env: Mapping[str, str]) -> list[str]:
     return options
 
 
-def _next_step() -> str:
+def _next_step(parts: JavaParts) -> str:
     return f"""\
 Check that this machine reaches Maven Central, then try again; what was fetched so far is kept.
 If it sits behind
   - a proxy: set HTTPS_PROXY, or JAVA_TOOL_OPTIONS="-Dhttps.proxyHost=... -Dhttps.proxyPort=..."
   - its own certificates: JAVA_TOOL_OPTIONS="-Djavax.net.ssl.trustStore=FILE"
   - a mirror: set KEYTIDE_MAVEN_URL to its address
-Without a network, copy the folder {jars_folder()}
+Without a network, copy the folder {jars_folder(parts)}
 from a machine that has it."""
 
 
