@@ -1,5 +1,5 @@
-"""`python -m benchmarks [NAME ...] [--json] [--documents N] [--verify]`: measure, print a table, keep the
-figures in `benchmarks/results/`. With `--busy` and `--times N` it is a stress test (`benchmarks.stress`).
+"""`python -m benchmarks [NAME ...] [--json] [--documents N] [--verify] [--runs N]`: measure, print a table,
+keep the figures in `benchmarks/results/`. With `--busy` and `--times N` a stress test (`benchmarks.stress`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from benchmarks import (
     moving,
     noisy,
     outage,
-    peers,
     recovery,
     scale,
     scan_load,
@@ -36,6 +35,7 @@ from benchmarks import (
     throughput,
 )
 from benchmarks.harness import Result, say
+from benchmarks.peers import comparing
 
 ALL: dict[str, Callable[..., Result]] = {
     "live": throughput.live,
@@ -47,7 +47,7 @@ ALL: dict[str, Callable[..., Result]] = {
     "relayout": building.relayout,
     "move": moving.move,
     "join": moving.join,
-    "peers": peers.peers,
+    "peers": comparing.peers,
     "foreground": foreground.foreground,
     "scan": latency.scan,
     "gather": latency.gather,
@@ -80,6 +80,7 @@ def main() -> int:
         dest="verify",
         help="backfill: the same by a second read",
     )
+    parser.add_argument("--runs", type=int, help="peers: so many runs, instead of three")
     parser.add_argument("--busy", action="store_true", help="keep every core busy with something else")
     parser.add_argument("--times", type=int, default=1, help="so many rounds, as a stress test: see --logs")
     parser.add_argument(
@@ -101,6 +102,8 @@ def main() -> int:
             options = {"millions": arguments.documents}
         if name == "backfill" and arguments.verify:
             options["verify"] = arguments.verify
+        if name == "peers" and arguments.runs:
+            options["runs"] = arguments.runs
         one = functools.partial(ALL[name], **options)
         with stress.busy(arguments.busy):
             if arguments.times == 1 and not arguments.busy:

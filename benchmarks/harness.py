@@ -12,6 +12,7 @@ import os
 import platform
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -95,14 +96,29 @@ class Result:
         (RESULTS / f"{self.name}.json").write_text(json.dumps(self.as_json(), indent=2) + "\n")
 
 
+def commit() -> str:
+    """What is measured: the commit, with `+` where code differs from it; empty outside of a repository."""
+    git = ["git", "-C", str(RESULTS.parent)]
+    code = [":/", ":(exclude,top)benchmarks/results", ":(exclude,top)docs"]
+    try:
+        head = subprocess.run(
+            [*git, "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True
+        )
+        differs = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *code], check=False).returncode == 1
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return head.stdout.strip() + ("+" if differs else "")
+
+
 def machine_state() -> dict[str, Any]:
-    """Of this machine, before a run."""
+    """Of this machine, before a run; and of what is measured on it."""
     return {
         "cores": os.cpu_count(),
         "load_before": round(os.getloadavg()[0], 2),
         "memory_gib": round(psutil.virtual_memory().total / 1024**3, 1),
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
     }
 
 

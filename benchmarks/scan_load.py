@@ -35,7 +35,7 @@ import psycopg
 from benchmarks.documents import CITIES, document, document_id
 from benchmarks.harness import Result, machine_state, percentiles, say
 from benchmarks.latency import filled, scan_body
-from benchmarks.peers import postgres_programs, postgres_server
+from benchmarks.peers.postgresql import RANGE, pgbench, postgres_programs, postgres_server
 from benchmarks.throughput import MILLION
 from keytide.errors import RetryableError, invariant
 
@@ -61,10 +61,6 @@ done = function(summary, latency)
         summary.requests, summary.duration, failed,
         latency:percentile(50) / 1000, latency:percentile(95) / 1000, latency:percentile(99) / 1000))
 end
-"""
-_PGBENCH: Final = """\\set n random(0, {last})
-SELECT city, age, id FROM people WHERE city >= 'city-' || lpad(:n::text, 5, '0')
-    ORDER BY city, age, id LIMIT {rows};
 """
 
 
@@ -182,15 +178,15 @@ async def open_loop(
 def _postgres(result: Result, documents: int, folder: Path) -> None:
     """Add PostgreSQL's figures and the ratios, or why there are none."""
     programs = postgres_programs()
-    pgbench = programs and (programs / "pgbench")
-    if programs is None or pgbench is None or not pgbench.exists():
+    if programs is None or not (programs / "pgbench").exists():
         result.notes.append("PostgreSQL could not be started: its programs are not installed")
         return
     with people(programs, documents) as address:
         script = folder / "scan.sql"
-        script.write_text(_PGBENCH.format(last=CITIES - ROWS, rows=ROWS))
+        script.write_text(RANGE)
         for count in CONNECTIONS:
-            found = _pgbench(pgbench, address, script, count, folder)
+            took = pgbench(programs / "pgbench", address, script, count, SECONDS, folder)
+            found = {"per_s": round(len(took) / SECONDS), **percentiles(took)}
             _keep(result, f"postgresql_c{count}", found)
             ours = result.figures[f"c{count}_per_s"]
             result.figures[f"ratio_c{count}"] = round(ours / found["per_s"], 3)
@@ -211,18 +207,6 @@ def people(programs: Path, documents: int) -> Iterator[str]:
                 "VACUUM ANALYZE people"
             )  # (an index alone answers only what it knows is visible)
         yield address
-
-
-def _pgbench(program: Path, address: str, script: Path, connections: int, folder: Path) -> dict[str, float]:
-    """What pgbench finds: each transaction's time is in its log."""
-    prefix = folder / f"pgbench-{connections}"
-    command = [str(program), "-n", "-M", "prepared", "-c", str(connections), "-j", "1", "-T", str(SECONDS)]
-    command += ["-f", str(script), "-l", f"--log-prefix={prefix}", address]
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=60 + SECONDS)
-    took: list[float] = []
-    for log in folder.glob(f"{prefix.name}.*"):
-        took += [int(line.split()[2]) / 1000 for line in log.read_text().splitlines()]
-    return {"per_s": round(len(took) / SECONDS), **percentiles(took)}
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import psycopg
 from benchmarks.documents import PARTITIONS, document_id, load
 from benchmarks.harness import Bench, Result, machine_state, percentiles, say
 from benchmarks.latency import connect, timed_scan
-from benchmarks.peers import postgres_programs, postgres_server
+from benchmarks.peers.postgresql import postgres_programs, postgres_server
 from benchmarks.throughput import MILLION
 from keytide.errors import invariant
 from keytide.geometry import point_cell

@@ -1,11 +1,14 @@
-"""Peers on the same documents, in the same run: a Keytide build, then PostgreSQL, both from one Kafka topic.
+"""PostgreSQL, from the system's packages, in a temporary folder: as a peer, and for those who ask it more.
 
-Theory of operation: the topic is filled once. Keytide builds its index, and its processes are stopped (Kafka
-stays). Then PostgreSQL gets the documents: two clients, each with half of the partitions, read them with
-librdkafka and COPY them into one table (document id, document as `json`), and the index over the same two
-fields of the documents is made behind that, with the primary key that updates would need. fsync is on, and
-the last WAL is flushed before the clock stops. PostgreSQL comes from the system's packages and runs in a
-temporary folder; without it, or another peer, the result says what could not be started.
+Theory of operation: two clients, each with half of the partitions, read the documents with librdkafka. Twice:
+
+* *upsert*, what is kept up to date: batches of 5,000 are copied into a temporary table and from there into
+  one that has its primary key and the index on city, age and id already; each batch is a commit, flushed to
+  the disk. Ranges are asked of that table by pgbench, after a VACUUM: the index alone answers them.
+* *copy*, what is loaded at once: everything is copied into a table without keys, then the primary key and the
+  index on two fields of the documents are made, and the last WAL is flushed before the clock stops.
+
+The clients are Python processes that have begun before the clock starts.
 """
 
 from __future__ import annotations
@@ -18,24 +21,30 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import psycopg
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
-from benchmarks.building import NAME
-from benchmarks.documents import PARTITIONS, load
-from benchmarks.harness import Bench, Result, machine_state, say
-from benchmarks.throughput import BY_CITY, MILLION, TOPIC
+from benchmarks.documents import CITIES
+from benchmarks.harness import percentiles
+from benchmarks.peers.spread import POSTGRESQL_COPY
+from benchmarks.peers.turn import ROWS, Turn, begin, range_figures, rate
+from benchmarks.throughput import TOPIC
+from benchmarks.watching import Watch
 from deploy.process import free_ports
 from keytide.errors import RetryableError, invariant
 
 CLIENTS: Final = 2
 START_LIMIT_S: Final = 60.0
-BATCH: Final = 20_000
+RANGES_S: Final = 8
+COPY_BATCH: Final = 20_000
+UPSERT_BATCH: Final = 5_000
 SETTINGS: Final = {
     "listen_addresses": "127.0.0.1",
     "fsync": "on",
@@ -46,78 +55,155 @@ SETTINGS: Final = {
     "max_parallel_maintenance_workers": "2",
 }
 """More memory than the defaults, and both cores for the index: what an administrator would give it here."""
+COPY_TABLE: Final = "CREATE TABLE people (id text NOT NULL, document json NOT NULL)"
 INDEX: Final = (
     "ALTER TABLE people ADD PRIMARY KEY (id)",
     "CREATE INDEX by_city ON people ((document->>'city'), ((document->>'age')::int))",
     "CHECKPOINT",
 )
+UPSERT_TABLE: Final = (
+    "CREATE TABLE people (id text PRIMARY KEY, document json NOT NULL, city text NOT NULL, age int NOT NULL)",
+    "CREATE INDEX by_city ON people (city, age, id)",
+)
+BATCH_TABLE: Final = "CREATE TEMPORARY TABLE batch (id text, document json) ON COMMIT DELETE ROWS"
+UPSERT: Final = """
+INSERT INTO people SELECT id, document, document->>'city', (document->>'age')::int FROM batch
+    ON CONFLICT (id) DO UPDATE SET document = excluded.document, city = excluded.city, age = excluded.age
+"""
+RANGE: Final = f"""\\set n random(0, {CITIES - ROWS})
+SELECT city, age, id FROM people WHERE city >= 'city-' || lpad(:n::text, 5, '0')
+    ORDER BY city, age, id LIMIT {ROWS};
+"""
 
 
-def peers(documents: int = MILLION) -> Result:
-    """Documents in Kafka until one index over all of them is complete: Keytide's build, PostgreSQL's COPY and
-    CREATE INDEX."""
-    size = "" if documents == MILLION else f"-{documents // MILLION}m"
-    result = Result(f"peers{size}", machine=machine_state())
-    result.sizes = {"documents": documents, "partitions": PARTITIONS, "postgresql_clients": CLIENTS}
-    with Bench() as bench:
-        bench.make_topic(TOPIC, PARTITIONS)
-        load(bench.bootstrap, TOPIC, range(documents))
-        statement = BY_CITY.replace("slices=8", "slices=8, defer_build=true")
-        bench.admin.call("POST", "/v1/statements", {"statement": statement})
-        build = bench.wait_build(bench.admin.call("POST", "/v1/builds", {"indexes": [NAME], "verify": False}))
-        seconds = (build["finished_at"] - (build.get("first_read_at") or build["started_at"])) / 1000
-        result.figures["documents_per_s"] = round(documents / seconds)
-        say(f"keytide: {result.figures['documents_per_s']:,} documents/s")
-        with bench.at_rest():
-            _postgres(result, bench, documents)
-    for peer in ("Kafka Streams", "Quix Streams"):
-        result.notes.append(f"{peer} is not run: it is not among what Keytide installs")
-    return result
+def why_not() -> str | None:
+    """Why it cannot take part, and how it could; None when it can."""
+    if postgres_programs() is None:
+        return "PostgreSQL is not run, as its programs are not installed: apt-get install postgresql"
+    return None
 
 
-def _postgres(result: Result, bench: Bench, documents: int) -> None:
-    """Add PostgreSQL's figures, or why there are none."""
+def run(documents: int) -> dict[str, dict[str, float]]:
+    """Both turns, from one topic."""
     programs = postgres_programs()
     if programs is None:
-        result.notes.append("PostgreSQL could not be started: its programs are not installed")
-        return
-    with postgres_server(programs) as address, psycopg.connect(address, autocommit=True) as connection:
-        version = connection.execute("SHOW server_version").fetchone()
-        result.sizes["postgresql"] = version[0] if version else ""
-        connection.execute("CREATE TABLE people (id text NOT NULL, document json NOT NULL)")
-        ends = bench.ends(TOPIC)
-        began = time.monotonic()
-        clients = multiprocessing.get_context("spawn")
-        working = [
-            clients.Process(
-                target=copy,
-                args=(
-                    bench.bootstrap,
-                    address,
-                    {p: end for p, end in ends.items() if p % CLIENTS == number},
-                ),
-            )
-            for number in range(CLIENTS)
-        ]
-        for one in working:
-            one.start()
-        for one in working:
-            one.join()
-        invariant(all(one.exitcode == 0 for one in working), "BenchmarkPeer", "a client of PostgreSQL failed")
-        copied = time.monotonic()
-        for statement in INDEX:
+        raise RetryableError("PostgreSQL is not installed")
+    with (
+        begin(documents) as turn,
+        postgres_server(programs) as address,
+        psycopg.connect(address, autocommit=True) as connection,
+    ):
+        ends = turn.fill()
+        for statement in UPSERT_TABLE:
             connection.execute(statement)
-        seconds = time.monotonic() - began
-        found = connection.execute("SELECT count(*) FROM people").fetchone()
-        invariant(found == (documents,), "BenchmarkPeer", f"PostgreSQL has {found} of {documents} documents")
-    result.figures["postgresql_documents_per_s"] = round(documents / seconds)
-    result.figures["postgresql_copy_s"] = round(copied - began, 2)
-    result.figures["postgresql_index_s"] = round(seconds - (copied - began), 2)
-    say(f"postgresql: {documents / seconds:,.0f} documents/s")
+        kept = _measure(turn, ends, connection, address, upsert, ())
+        connection.execute("VACUUM ANALYZE people")
+        kept |= _ranges(programs, address, turn.folder)
+        connection.execute("DROP TABLE people")
+        connection.execute(COPY_TABLE)
+        return {
+            "postgresql_upsert": kept,
+            POSTGRESQL_COPY: _measure(turn, ends, connection, address, copy, INDEX),
+        }
 
 
-def copy(bootstrap: str, address: str, ends: dict[int, int]) -> None:
-    """One client: partitions of the topic, from their beginning to `ends`, into the table."""
+def _measure(
+    turn: Turn,
+    ends: Mapping[int, int],
+    connection: psycopg.Connection,
+    address: str,
+    client: Callable[[str, str, Connection], None],
+    after: tuple[str, ...],
+) -> dict[str, float]:
+    """From when the clients may read until all is in the table and the statements after that are done."""
+    first = int(psutil.Process(connection.info.backend_pid).ppid())  # of which all others are children
+    with _clients(client, turn.kafka.bootstrap, address) as clients:
+        watch = Watch(
+            lambda: {
+                "kafka": turn.kafka.pid,
+                "postgresql": first,
+                **{f"client {number}": process.pid or 0 for number, (process, _) in enumerate(clients)},
+            }
+        )
+        try:
+            began = time.monotonic()
+            for number, (_, pipe) in enumerate(clients):
+                pipe.send({p: end for p, end in ends.items() if p % CLIENTS == number})
+            for _, pipe in clients:
+                _answer(pipe, turn.limit_s)
+            for statement in after:
+                connection.execute(statement)
+            seconds = time.monotonic() - began
+        finally:
+            watch.stop()
+    found = connection.execute("SELECT count(*) FROM people").fetchone()
+    invariant(found == (turn.documents,), "BenchmarkPeer", f"PostgreSQL has {found} documents")
+    return rate(turn.documents, seconds, watch)
+
+
+@contextmanager
+def _clients(
+    client: Callable[[str, str, Connection], None], bootstrap: str, address: str
+) -> Iterator[list[tuple[multiprocessing.process.BaseProcess, Connection]]]:
+    """Clients that are connected and wait for what they are to read; ended with the block."""
+    context = multiprocessing.get_context("spawn")
+    clients: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
+    try:
+        for _ in range(CLIENTS):
+            own, given = context.Pipe()
+            process: multiprocessing.process.BaseProcess
+            process = context.Process(target=client, args=(bootstrap, address, given), daemon=True)
+            process.start()
+            given.close()
+            clients.append((process, own))
+        for _, pipe in clients:
+            _answer(pipe, START_LIMIT_S)
+        yield clients
+    finally:
+        for process, pipe in clients:
+            pipe.close()
+            process.join(5)
+            process.kill()
+
+
+def _answer(pipe: Connection, limit_s: float) -> None:
+    """Wait for a word of a client.
+
+    Raises:
+        RetryableError: it ended, or `limit_s` have passed.
+    """
+    try:
+        if not pipe.poll(limit_s):
+            raise RetryableError(f"a client of PostgreSQL has not done its work after {limit_s:.0f} s")
+        pipe.recv()
+    except EOFError as error:
+        raise RetryableError("a client of PostgreSQL failed") from error
+
+
+def copy(bootstrap: str, address: str, pipe: Connection) -> None:
+    """A client that copies its partitions into the table."""
+    with psycopg.connect(address) as connection, connection.cursor() as cursor:
+        for messages in _batches(bootstrap, pipe, COPY_BATCH):
+            with cursor.copy("COPY people (id, document) FROM STDIN (FORMAT binary)") as rows:
+                rows.write(_HEAD + b"".join(map(_row, messages)) + _TAIL)
+            connection.commit()
+
+
+def upsert(bootstrap: str, address: str, pipe: Connection) -> None:
+    """A client that brings the table up to date; of what comes twice in a batch the last counts."""
+    with psycopg.connect(address) as connection, connection.cursor() as cursor:
+        cursor.execute(BATCH_TABLE)
+        connection.commit()
+        for messages in _batches(bootstrap, pipe, UPSERT_BATCH):
+            last = {message.key(): message for message in messages}
+            with cursor.copy("COPY batch (id, document) FROM STDIN (FORMAT binary)") as rows:
+                rows.write(_HEAD + b"".join(map(_row, last.values())) + _TAIL)
+            cursor.execute(UPSERT)
+            connection.commit()
+
+
+def _batches(bootstrap: str, pipe: Connection, size: int) -> Iterator[list[Message]]:
+    """What the partitions have that it is told, from their beginning; says when it may begin and has done."""
     settings: dict[str, Any] = {
         "bootstrap.servers": bootstrap,
         "group.id": "bench-peer",
@@ -125,16 +211,16 @@ def copy(bootstrap: str, address: str, ends: dict[int, int]) -> None:
         "fetch.queue.backoff.ms": 2,
     }
     consumer = Consumer(settings)
+    pipe.send("ready")
+    ends: dict[int, int] = pipe.recv()
     consumer.assign([TopicPartition(TOPIC, partition, 0) for partition in ends])
     left = sum(ends.values())
-    with psycopg.connect(address) as connection, connection.cursor() as cursor:
-        while left > 0:
-            messages = consumer.consume(min(BATCH, left), 1.0)
-            with cursor.copy("COPY people (id, document) FROM STDIN (FORMAT binary)") as rows:
-                rows.write(_HEAD + b"".join(map(_row, messages)) + _TAIL)
-            connection.commit()
+    while left > 0:
+        if messages := consumer.consume(min(size, left), 1.0):
+            yield messages
             left -= len(messages)
     consumer.close()
+    pipe.send("done")
 
 
 _HEAD: Final = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
@@ -146,6 +232,28 @@ def _row(message: Any) -> bytes:
     """A row of PostgreSQL's binary COPY format."""
     key, value = message.key(), message.value()
     return b"".join((_FIELDS, len(key).to_bytes(4, "big"), key, len(value).to_bytes(4, "big"), value))
+
+
+def _ranges(programs: Path, address: str, folder: Path) -> dict[str, float]:
+    """Figures of pages of 100 rows, over one connection; none without pgbench."""
+    program = programs / "pgbench"
+    if not program.exists():
+        return {}
+    script = folder / "range.sql"
+    script.write_text(RANGE)
+    return range_figures(percentiles(pgbench(program, address, script, 1, RANGES_S, folder)))
+
+
+def pgbench(
+    program: Path, address: str, script: Path, connections: int, seconds: int, folder: Path
+) -> list[float]:
+    """Milliseconds of each transaction of pgbench, which prepares its statements: from its log."""
+    prefix = folder / f"pgbench-{connections}"
+    command = [str(program), "-n", "-M", "prepared", "-c", str(connections), "-j", "1", "-T", str(seconds)]
+    command += ["-f", str(script), "-l", f"--log-prefix={prefix}", address]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=60 + seconds)
+    logs = folder.glob(f"{prefix.name}.*")
+    return [int(line.split()[2]) / 1000 for log in logs for line in log.read_text().splitlines()]
 
 
 def postgres_programs() -> Path | None:

@@ -18,6 +18,7 @@ from deploy.jars import (
     CONFIGURATIONS,
     MANIFEST,
     JarsError,
+    JavaParts,
     cache_folder,
     fetch,
     is_complete,
@@ -43,6 +44,15 @@ def test_cache_folder_by_environment() -> None:
 
 def test_a_whole_folder_is_complete(tmp_path: Path) -> None:
     assert is_complete(whole(tmp_path / "jars"))
+
+
+def test_other_parts_have_a_folder_and_a_measure_of_their_own(tmp_path: Path) -> None:
+    ivy = tmp_path / "ivy.xml"
+    ivy.write_text("<ivy-module/>")
+    other = JavaParts(ivy, ("streams",), "a peer", 1)
+    assert jars_folder(other).parent == jars_folder().parent
+    assert jars_folder(other) != jars_folder()
+    assert not is_complete(whole(tmp_path / "jars"), other)
 
 
 @pytest.mark.parametrize(
