@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +69,8 @@ ALL: dict[str, Callable[..., Result]] = {
 
 
 def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):  # however it is ended, all that it started is
+        signal.signal(number, signal.default_int_handler)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(ALL)}; all without a name")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object per benchmark")

@@ -39,6 +39,7 @@ from benchmarks.throughput import TOPIC
 from benchmarks.watching import Watch
 from deploy.process import free_ports
 from keytide.errors import RetryableError, invariant
+from keytide.process.parent_death import die_with_parent
 
 CLIENTS: Final = 2
 START_LIMIT_S: Final = 60.0
@@ -282,7 +283,13 @@ def postgres_server(programs: Path) -> Iterator[str]:
         words = [word for name, value in given.items() for word in ("-c", f"{name}={value}")]
         with (folder / "log").open("wb") as log:
             server = subprocess.Popen(
-                [programs / "postgres", "-D", data, *words], stdout=log, stderr=log, cwd="/", **who
+                [programs / "postgres", "-D", data, *words],
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                process_group=0,  # Ctrl-C reaches this process alone, which ends it
+                preexec_fn=die_with_parent(),
+                **who,
             )
         address = f"host=127.0.0.1 port={port} user=bench dbname=postgres"
         _wait_for(address, server, folder / "log")
