@@ -5,6 +5,7 @@
 #   make up      a local cluster on ./keytide-data (ARGS="--nodes 3")
 #   make bench   benchmarks (ARGS="live --json") make soak    the long fault run
 #   make site    the documentation site              make reference  docs/reference, from the code
+#   make performance   docs/performance.md with its plots, from benchmarks/results
 #   make setup   only .venv                      make clean   remove what these made, but no data
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
@@ -20,7 +21,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q --durations=
 FAST := tests/unit tests/property tests/simulation
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jars archive lint check test demo up hosts bench soak site reference requirements format clean
+.PHONY: help setup jars archive lint check test demo up hosts bench soak site reference performance requirements format clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -89,6 +90,10 @@ site: $(STAMP)
 
 reference: $(STAMP)
 	@$(BIN)/python -m tests.reference
+
+# After a benchmark whose figures are to be kept.
+performance: $(STAMP)
+	@$(BIN)/python -m benchmarks.report
 
 # Compiles pyproject.toml into the two pinned lists; the only thing that changes versions.
 requirements: $(STAMP)
