@@ -67,8 +67,8 @@ def peers(documents: int = MILLION, runs: int = RUNS) -> Result:
             say(f"run {number + 1} of {runs}: {contender.words}")
             found |= _turn(contender, documents, result)
         result.sizes["runs"].append(found)
+        _show(result)
     result.figures = figures_of(result.sizes["runs"])
-    _show(result)
     return result
 
 
@@ -96,9 +96,11 @@ def _turn(contender: Contender, documents: int, result: Result) -> Mapping[str, 
 
 
 def _show(result: Result) -> None:
-    """The table, for who waits."""
+    """The table of the runs so far, for who waits."""
     head, *rows = table(result.sizes["runs"])
-    shown = Table(title=f"{result.sizes['documents']:,} documents; least / median / most of the runs")
+    shown = Table(
+        title=f"{result.sizes['documents']:,} documents, least / median / most of {len(result.sizes['runs'])}"
+    )
     for column in head:
         shown.add_column(column)
     for row in rows:

@@ -68,11 +68,16 @@ def update(results: Mapping[str, Mapping[str, Any]]) -> History:
     return kept
 
 
+def kept_by(name: str) -> str:
+    """The last commit of a result's file, empty of one that none has."""
+    return _git("log", "-1", "--format=%H", "--", f"{RESULTS.name}/{name}.json").strip()[:8]
+
+
 def _in_git(name: str) -> Iterator[Version]:
     """Versions of a result that were committed, oldest first. One that does not say what was measured has
     the commit that kept it."""
     path = f"{RESULTS.name}/{name}.json"
-    commits = _git("log", "--reverse", "--format=%H", "--abbrev=8", "--", path).split()
+    commits = _git("log", "--reverse", "--format=%H", "--", path).split()
     for commit in commits:
         if text := _git("show", f"{commit}:./{path}"):
             yield version_of(name, {"commit": commit[:8], **json.loads(text)})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,28 @@ def test_a_ratio_that_is_much_worse_than_the_kept_one_is_said(
     )
     (told,) = slower.behind_kept()
     assert "ratio_c1 is 0.165, and was 0.200" in told
+
+
+def test_a_result_says_which_commit_it_is_of_and_whether_code_differed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    monkeypatch.setattr(harness, "RESULTS", results)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert harness.commit() == "", "no repository"
+    code, kept = tmp_path / "code.py", results / "live.json"
+    for file in (code, kept):
+        file.write_text("1")
+    who = ("-c", "user.name=Ann", "-c", "user.email=ann@mail.example")
+    for words in (("init", "-q"), ("add", "-A"), (*who, "commit", "-q", "-m", "x")):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True, capture_output=True)
+    clean = harness.commit()
+    assert re.fullmatch("[0-9a-f]{8}", clean)
+    kept.write_text("2")
+    assert harness.commit() == clean, "that figures are new is no change of what is measured"
+    code.write_text("2")
+    assert harness.commit() == f"{clean}+"
 
 
 def test_what_disks_hold_is_counted_by_topic_and_node(tmp_path: Path) -> None:
