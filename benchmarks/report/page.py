@@ -59,7 +59,7 @@ def page(results: Results, history: History, described: Mapping[str, Callable[..
 
 
 def _peers(results: Results) -> Iterator[str]:
-    measured = [name for name in results if _is(name, PEERS) and results[name]["sizes"].get("runs")]
+    measured = [name for name in results if _has_runs(name, results[name])]
     if not measured:
         yield _NONE
     for name in sorted(measured, key=lambda one: (len(one), one)):
@@ -115,6 +115,8 @@ def _history(history: History) -> Iterator[str]:
 def _all(results: Results, described: Mapping[str, Callable[..., Any]]) -> Iterator[str]:
     yield "\n## All kept figures\n"
     for name, result in sorted(results.items()):
+        if _has_runs(name, result):
+            continue  # its table is above
         yield f"\n### {name}\n\n"
         if of := max((one for one in described if _is(name, one)), key=len, default=None):
             yield f"{_about(described[of])} "
@@ -122,6 +124,11 @@ def _all(results: Results, described: Mapping[str, Callable[..., Any]]) -> Itera
         yield f"{f'{documents:,} documents. ' if documents else ''}{_measured_on(result)}\n\n"
         figures = {key: value for key, value in result.items() if key not in (*_MACHINE, *_OTHER)}
         yield "; ".join(f"{words(key)}: {_number(value)}" for key, value in figures.items()) + ".\n"
+
+
+def _has_runs(name: str, result: Mapping[str, Any]) -> bool:
+    """Whether a result is one of peers, as they are measured now."""
+    return _is(name, PEERS) and bool(result["sizes"].get("runs"))
 
 
 def _is(result: str, benchmark: str) -> bool:

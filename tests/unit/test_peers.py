@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from benchmarks.peers import comparing
+from benchmarks.peers import comparing, kafka_streams, postgresql, quix_streams
 from benchmarks.peers.comparing import Contender, peers, size_suffix
 from benchmarks.peers.spread import NAMES, Spread, figures_of, ratios, spreads, table
+from deploy.jars import JarsError
+from deploy.java import Java
 from keytide.errors import RetryableError
 
 RUNS: list[dict[str, dict[str, float]]] = [
@@ -118,3 +123,49 @@ def test_keytide_itself_must_not_fail(turns: list[str], monkeypatch: pytest.Monk
     monkeypatch.setattr(comparing, "KEYTIDE", Contender("Keytide", lambda: None, fails))
     with pytest.raises(RetryableError, match="not READY"):
         peers(1_000)
+
+
+# --- who is not there -------------------------------------------------------------------------------------
+
+
+def test_without_its_programs_postgresql_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgresql, "postgres_programs", lambda: None)
+    assert "apt-get install postgresql" in (postgresql.why_not() or "")
+    monkeypatch.setattr(postgresql, "postgres_programs", lambda: Path("bin"))
+    assert postgresql.why_not() is None
+
+
+@pytest.mark.parametrize("compiler", [False, True])
+def test_without_a_compiler_or_its_jars_kafka_streams_says_how_to_get_them(
+    compiler: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "java"
+    program.write_text(f"#!/bin/sh\necho java.base@17\n{'echo jdk.compiler@17' if compiler else ''}\n")
+    program.chmod(0o755)
+
+    def jars_of(*_: object) -> NoReturn:
+        raise JarsError("They could not be fetched:\n  no route to the mirror", next_step="")
+
+    monkeypatch.setattr(kafka_streams, "find_java", lambda: Java(program, "17", "PATH"))
+    monkeypatch.setattr(kafka_streams, "jars_of", jars_of)
+    said = kafka_streams.why_not() or ""
+    assert ("no route to the mirror" if compiler else "apt-get install openjdk-17-jdk-headless") in said
+    assert "\n" not in said
+
+
+def test_where_it_cannot_be_installed_quix_streams_says_how_and_leaves_nothing_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: list[str], **_: object) -> None:
+        if "venv" in command:
+            Path(command[-1]).mkdir(parents=True)
+        else:
+            raise subprocess.CalledProcessError(1, command, stderr="looking\nno matching distribution\n")
+
+    monkeypatch.setenv("KEYTIDE_CACHE", str(tmp_path))
+    monkeypatch.setattr(subprocess, "run", run)
+    said = quix_streams.why_not() or ""
+    assert "no matching distribution" in said
+    assert f"pip install {quix_streams.PACKAGE}" in said
+    assert "\n" not in said
+    assert list((tmp_path / "peers").iterdir()) == []

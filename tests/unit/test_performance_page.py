@@ -65,6 +65,7 @@ def test_who_is_faster_is_said_either_way() -> None:
     assert "Quix Streams, 2 processes: documents 8.0 times as slow" in slower.split(".\n")[0]
     assert "load before 0.1, 2026-11-28, commit abc" in text
     assert "images/performance/peers-rate.svg" in text
+    assert text.count("200,000") == 1, "told in the table alone"
 
 
 def test_peers_are_drawn_by_their_medians_and_keytide_apart() -> None:
