@@ -105,4 +105,4 @@ def _show(result: Result) -> None:
         shown.add_column(column)
     for row in rows:
         shown.add_row(*row)
-    Console(stderr=True, width=160).print(shown)
+    Console(stderr=True, width=190).print(shown)

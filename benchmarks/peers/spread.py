@@ -31,6 +31,16 @@ NAMES: Final[Mapping[str, str]] = {
     "quix_streams": "Quix Streams, 2 processes",
 }
 """What people call them, in the order in which they are shown."""
+HEAD: Final = (
+    "",
+    "documents/s",
+    "Keytide to it",
+    "100-row range, p50 ms",
+    "p99 ms",
+    "Keytide to it",
+    "processor, us/document",
+    "memory, MB",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +113,17 @@ def _short(value: float) -> float:
 
 
 def table(runs: Sequence[Run]) -> list[tuple[str, ...]]:
-    """Rows for people, the head first: who, rate, its ratio, range, its ratio; spreads as `least / median /
-    most`."""
+    """Rows for people, the head first: rate and its ratio, range and its ratio, as `least / median / most`;
+    then medians of what a document took of the processor, Kafka's part with it, and of the most memory."""
     known, compared = spreads(runs), ratios(runs)
-    rows: list[tuple[str, ...]] = [
-        ("", "documents/s", "Keytide to it", "100-row range, p50 ms", "p99 ms", "Keytide to it")
-    ]
+    rows: list[tuple[str, ...]] = [HEAD]
     for who, words in NAMES.items():
         rate, p50, p99 = (known.get((who, one)) for one in (RATE, RANGE, "range_p99_ms"))
         if rate or p50:
             name = f"ratio_{who}"
             cells = (rate, compared.get(name), p50, p99, compared.get(f"{name}_range"))
-            rows.append((words, *map(_cell, cells)))
+            used = (known.get((who, one)) for one in ("cpu_us_per_document", "peak_memory_mb"))
+            rows.append((words, *map(_cell, cells), *(f"{one.median:,.0f}" if one else "" for one in used)))
     return rows
 
 

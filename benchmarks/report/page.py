@@ -42,7 +42,8 @@ They do not do the same. Keytide's ranges are one consistent cut of all its slic
 documents in Kafka. PostgreSQL stores them too, on one node. A range over the stores of Kafka Streams is no
 cut, and Quix Streams keeps the key of each document without an order to ask for. Ratios are above 1 where
 Keytide is faster. What PostgreSQL loads at once, and indexes after that, is compared with a build; all
-ranges are compared with those of one node of Keytide.
+ranges are compared with those of one node of Keytide. The processor's time is that of all processes, Kafka's
+among them; memory is the most that all but Kafka had at once, without page cache and shared memory.
 """
 _NONE: Final = "\nNo such run is kept yet.\n"
 
