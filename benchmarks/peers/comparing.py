@@ -86,7 +86,7 @@ def _turn(contender: Contender, documents: int, result: Result) -> Mapping[str, 
     except (KeytideError, OSError, subprocess.SubprocessError, psycopg.Error, KafkaException) as error:
         if contender is KEYTIDE:
             raise
-        reason = f"{contender.words} failed in run {len(result.sizes['runs']) + 1}: {error}"
+        reason = f"{contender.words} failed in run {len(result.sizes['runs']) + 1}: {str(error) or type(error).__name__}"
         result.notes.append(reason.splitlines()[0])
         say(reason)
         return {}

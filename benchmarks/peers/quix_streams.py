@@ -30,6 +30,7 @@ PACKAGE: Final = "quixstreams==3.28.1"
 PROCESSES: Final = 2
 WORKER: Final = Path(__file__).with_name("quix_worker.py")
 INSTALL_LIMIT_S: Final = 600.0
+REQUEST_LIMIT_S: Final = 10.0
 _DONE: Final = "installed"
 
 
@@ -99,9 +100,10 @@ def _shared(admin: AdminClient) -> bool:
     """Whether the group is stable, and each of the processes has partitions of the source (and of changelogs,
     which are assigned as well)."""
     try:
-        group = admin.describe_consumer_groups(["quix"])["quix"].result(timeout=10)
-    except KafkaException:
-        return False  # it is not there yet
+        asked = admin.describe_consumer_groups(["quix"], request_timeout=REQUEST_LIMIT_S)
+        group = asked["quix"].result(timeout=2 * REQUEST_LIMIT_S)
+    except (KafkaException, TimeoutError):
+        return False  # it is not there yet, or Kafka has other things to do
     shares = [
         sum(one.topic == TOPIC for one in member.assignment.topic_partitions) for member in group.members
     ]
