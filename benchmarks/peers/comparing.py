@@ -86,7 +86,8 @@ def _turn(contender: Contender, documents: int, result: Result) -> Mapping[str, 
     except (KeytideError, OSError, subprocess.SubprocessError, psycopg.Error, KafkaException) as error:
         if contender is KEYTIDE:
             raise
-        reason = f"{contender.words} failed in run {len(result.sizes['runs']) + 1}: {str(error) or type(error).__name__}"
+        why = str(error) or type(error).__name__
+        reason = f"{contender.words} failed in run {len(result.sizes['runs']) + 1}: {why}"
         result.notes.append(reason.splitlines()[0])
         say(reason)
         return {}
