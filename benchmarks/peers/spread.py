@@ -23,7 +23,7 @@ POSTGRESQL_COPY: Final = "postgresql_copy"
 NAMES: Final[Mapping[str, str]] = {
     KEYTIDE: "Keytide, 2 nodes",
     KEYTIDE_ONE_NODE: "Keytide, 1 node",
-    KEYTIDE_BUILD: "Keytide, build by Spark",
+    KEYTIDE_BUILD: "Keytide, build",
     "postgresql_upsert": "PostgreSQL, COPY and upsert, 2 clients",
     POSTGRESQL_COPY: "PostgreSQL, COPY, then index",
     "kafka_streams": "Kafka Streams, one store",
