@@ -17,6 +17,7 @@ from indexer.store.interface import StoreExport as StoreExport
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
 from keytide.errors import RetryableError
+from keytide.model.byte_columns import EntryColumns
 from keytide.model.timestamp import Timestamp
 from keytide.wire.index_lists import WrittenSlice
 from keytide.wire.messages import UniqueViolation
@@ -81,6 +82,12 @@ class ReadableSnapshot(Protocol):
     ) -> Iterator[list[tuple[bytes, bytes]]]:
         """The same of several spans [low, high), disjoint and in the direction of the read. Blocks may be
         empty. Raises as `rows`."""
+        ...
+
+    def entry_columns(
+        self, spans: Sequence[tuple[bytes, bytes | None]], reverse: bool, limit: int
+    ) -> Iterator[EntryColumns]:
+        """The same by columns, for who reads much. Raises as `rows`."""
         ...
 
     def count(self, low: bytes, high: bytes | None) -> int:

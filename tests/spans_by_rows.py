@@ -9,6 +9,7 @@ from typing import Protocol
 from indexer.store.formats.records import PUT
 from indexer.store.interface import Row
 from indexer.store.joint import LevelCursor
+from keytide.model.byte_columns import EntryColumns
 
 
 class ReadsRows(Protocol):
@@ -35,7 +36,12 @@ class RowsCursor:
 
 
 class SpansByRows:
-    """Mixes in `rows_of` and `levels`, by `rows`."""
+    """Mixes in `rows_of`, `entry_columns` and `levels`, by `rows`."""
+
+    def entry_columns(
+        self, spans: Sequence[tuple[bytes, bytes | None]], reverse: bool, limit: int
+    ) -> Iterator[EntryColumns]:
+        return map(EntryColumns.of, self.rows_of(spans, reverse, limit))  # type: ignore[misc]
 
     def levels(self: ReadsRows) -> list[LevelCursor] | None:
         return [RowsCursor(self)]

@@ -9,6 +9,7 @@ from typing import Protocol
 from indexer.store.formats.records import REMOVED
 from indexer.store.interface import SkipLine, StoreDamagedError, StoredDocument, StoreSnapshot
 from indexer.store.joint import LevelCursor, first_rows
+from keytide.model.byte_columns import EntryColumns
 from keytide.model.timestamp import Timestamp
 
 
@@ -81,6 +82,13 @@ class SnapshotReader:
         """The same of several spans. Raises as `rows` does."""
         with self._telling:
             yield from self._snapshot.rows_of(spans, reverse, limit)
+
+    def entry_columns(
+        self, spans: Sequence[tuple[bytes, bytes | None]], reverse: bool, limit: int
+    ) -> Iterator[EntryColumns]:
+        """The same by columns. Raises as `rows` does."""
+        with self._telling:
+            yield from self._snapshot.entry_columns(spans, reverse, limit)
 
     def count(self, low: bytes, high: bytes | None) -> int:
         """How many entries lie in [low, high). Raises as `rows` does."""

@@ -30,6 +30,7 @@ import msgspec
 from indexer.store.joint import LevelCursor
 from indexer.store.joint import Row as Row
 from keytide.errors import KeytideError
+from keytide.model.byte_columns import EntryColumns
 from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.messages import Corrections, PutChunk, RemovalChunk, Segment
 
@@ -166,6 +167,11 @@ class StoreSnapshot(Protocol):
     ) -> Iterator[list[Row]]:
         """The same of several spans (low, high), disjoint and in the direction of the read, in one go."""
 
+    def entry_columns(
+        self, spans: Sequence[tuple[bytes, bytes | None]], reverse: bool, limit: int
+    ) -> Iterator[EntryColumns]:
+        """The same by columns, for who reads much: the rows of a block are no objects."""
+
     def levels(self) -> list[LevelCursor] | None:
         """Its levels, oldest first, to be read until it is closed; None if some entries have no single table.
         Raises: RetryableError: `snapshot-closed`."""
@@ -268,15 +274,13 @@ class SliceStore(Protocol):
         ...
 
     def correct(self, corrections: Corrections, spared: frozenset[int], applied: Applied) -> int:
-        """Bring corrections of a repair, in one volatile commit (`indexer.store.resolve.corrections`).
+        """Bring corrections of a repair (`indexer.store.resolve.corrections`), in one volatile commit; how
+        many documents have changed.
 
         Args:
             corrections: as of a timestamp that the present state covers. The same may come again.
             spared: ordinals of the documents of which something newer was heard.
             applied: the state of the slice with them.
-
-        Returns:
-            How many documents have changed.
 
         Raises:
             RetryableError: as for `apply`. Nothing has changed.
@@ -321,10 +325,7 @@ class SliceStore(Protocol):
         ...
 
     def finish_fold(self, wait_s: float = 0.0) -> Applied | None:
-        """The new durable state if the fold has ended (once), else None.
-
-        Args:
-            wait_s: wait up to this long for its end.
+        """The new durable state if the fold has ended (once), else None; `wait_s` for its end at most.
 
         Raises:
             RetryableError: the fold failed (`disk-full`, `fold-worker-died`, `fold-worker-stalled`); nothing
@@ -390,11 +391,9 @@ class SliceStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Close it; what was not folded is lost, and no fold is at work any more. Snapshots stay readable
-        until they are closed."""
+        """Close it; what was not folded is lost, no fold is at work any more. Snapshots stay readable."""
         ...
 
     def destroy(self) -> None:
-        """Close it and delete everything (DROP); no fold brings it back. Snapshots stay readable until they
-        are closed."""
+        """Close it and delete everything (DROP); no fold brings it back. Snapshots stay readable."""
         ...

@@ -61,6 +61,7 @@ from keytide.collation import Value, encode_key, encode_part, key_forms
 from keytide.definition.index import IndexDefinition
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.http.node_protocol import NodeUnavailableError, headers_of
+from keytide.model.byte_columns import EntryColumns
 from keytide.model.entry import pack_value
 from keytide.model.timestamp import Place, Timestamp
 from keytide.process.clock import now_ms
@@ -641,6 +642,12 @@ class StoredSnapshot(FakeSnapshot):
     ) -> Iterator[list[Row]]:
         assert self.readers > 0, "read without holding it"
         return self.stored.rows_of(spans, reverse, limit)
+
+    def entry_columns(
+        self, spans: Sequence[tuple[bytes, bytes | None]], reverse: bool, limit: int
+    ) -> Iterator[EntryColumns]:
+        assert self.readers > 0, "read without holding it"
+        return self.stored.entry_columns(spans, reverse, limit)
 
     def count(self, low: bytes, high: bytes | None) -> int:
         return self.stored.count(low, high)

@@ -22,6 +22,7 @@ from indexer.scan.shape.arrow_schema import ArrowColumn, ColumnTypeError, column
 from keytide.catalog.partitioning import Partitioning
 from keytide.collation import MISSING, Value, encode_key, key_forms
 from keytide.errors import CallerError, InvariantViolationError
+from keytide.model.byte_columns import ByteColumn, EntryColumns
 from keytide.model.entry import pack_value
 from keytide.structure import structure_of
 from tests import share
@@ -50,7 +51,9 @@ def batch(
         Partitioning(1),
     )
     keys, values = entries(rows, descending)
-    made = BatchMaker(shape, columns, {"keytide.index": "i"}).batch(keys, values if any(values) else [])
+    made = BatchMaker(shape, columns, {"keytide.index": "i"}).batch(
+        EntryColumns.of(list(zip(keys, values, strict=True)))
+    )
     made.validate(full=True)
     return made
 
@@ -161,10 +164,10 @@ def test_usual_keys_are_taken_apart_without_an_object_per_row() -> None:
     usual: list[list[Value]] = [["Boston", 1], ["", -2.5], ["Zürich", 2**63 - 1], [None, True], [MISSING, 0]]
     for descending in ((), (True, True), (True, False)):
         keys, _ = entries([(key, "a\x00\x01b", None) for key in usual], descending)
-        assert split_keys(keys, 2, descending) is not None
+        assert split_keys(ByteColumn.of(keys), 2, descending) is not None
     for unusual in (["a\0b", 1], [[1], 1], [{}, 1], [2**80 + 2**20, 1]):
         keys, _ = entries([(unusual, "a", None)])  # type: ignore[list-item]
-        assert split_keys(keys, 2, ()) is None
+        assert split_keys(ByteColumn.of(keys), 2, ()) is None
 
 
 @pytest.mark.parametrize("broken", [b"", b"\x30Bos", b"\x21\x40\x00", b"\x30Bos\x00\x01", b"\x99"])
@@ -176,7 +179,7 @@ def test_bytes_that_are_no_key_are_an_error_and_not_a_row(broken: bytes) -> None
         {},
     )
     with pytest.raises(InvariantViolationError):
-        maker.batch(keys, [])
+        maker.batch(EntryColumns(ByteColumn.of(keys), None))
 
 
 def test_ids_that_are_no_text_are_an_error() -> None:
@@ -184,10 +187,11 @@ def test_ids_that_are_no_text_are_an_error() -> None:
         Shape(structure_of("btree", 1), None, 1, False, Partitioning(1)), [part(0, "text"), ID], {}
     )
     with pytest.raises(UnicodeDecodeError):
-        maker.batch([encode_key(["Aachen"]) + b"u\xff1"], [])
+        maker.batch(EntryColumns.of([(encode_key(["Aachen"]) + b"u\xff1", b"")]))
+    # Good as a whole, and cut within a character.
+    keys = [encode_key(["A"]) + b"u\xc3", encode_key(["B"]) + b"\xbc"]
     with pytest.raises((UnicodeDecodeError, InvariantViolationError)):
-        # Good as a whole, and cut within a character.
-        maker.batch([encode_key(["A"]) + b"u\xc3", encode_key(["B"]) + b"\xbc"], [])
+        maker.batch(EntryColumns(ByteColumn.of(keys), None))
 
 
 INCLUDED = [

@@ -14,6 +14,7 @@ from indexer.scan.local.filtering import Test, picked
 from indexer.scan.local.place_filter import PlaceTest
 from indexer.scan.peer.messages import Entry, ReadRequest
 from indexer.view import ReadableSnapshot, SkipLine, StoredDocument
+from keytide.model.byte_columns import EntryColumns
 from keytide.model.timestamp import Timestamp
 from keytide.structure import Structure
 from keytide.structure.place_columns import MOST_AREA_BYTES, areas_bytes
@@ -92,6 +93,11 @@ class OncePerDocument:
                 left -= len(found)
                 if left <= 0:
                     return
+
+    def entry_columns(
+        self, spans: Sequence[tuple[bytes, bytes | None]], reverse: bool, limit: int
+    ) -> Iterator[EntryColumns]:
+        return map(EntryColumns.of, self.rows_of(spans, reverse, limit))
 
     def count(self, low: bytes, high: bytes | None) -> int:
         return sum(map(len, self.rows(low, high)))

@@ -10,6 +10,7 @@ Nothing is squeezed into a column: what does not fit its type is a `TypeChangedE
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -26,10 +27,7 @@ from indexer.scan.shape.arrow_keys import (
     TEXT,
     TRUE,
     UNUSUAL,
-    Bytes,
-    Flags,
     KeyPartColumn,
-    Places,
     Split,
     split_keys,
 )
@@ -37,6 +35,7 @@ from indexer.scan.shape.arrow_schema import INT64, ArrowColumn
 from indexer.scan.shape.rows import encode
 from keytide.collation import Missing, Value, decode_key
 from keytide.errors import invariant
+from keytide.model.byte_columns import ByteColumn, Bytes, EntryColumns, Flags, Places
 from keytide.model.entry import unpack_value
 
 JSON_MARK: Final = {"keytide.type": "json"}
@@ -97,41 +96,37 @@ class BatchMaker:
         included = [column for column in columns if column.path is not None]
         self._included = _Included(included) if included else None
 
-    def batch(self, keys: Sequence[bytes], values: Sequence[bytes]) -> pa.RecordBatch:
-        """The entries as a record batch.
-
-        Args:
-            keys: entry keys.
-            values: as many, or none when all of them are empty.
+    def batch(self, entries: EntryColumns) -> pa.RecordBatch:
+        """Entries as a record batch.
 
         Raises:
             TypeChangedError: a value does not fit its column.
             InvariantViolationError, UnicodeDecodeError: bytes that no entry has.
         """
-        if not keys:
+        if not entries.rows:
             return pa.RecordBatch.from_pylist([], self.schema)
         if self._structure.key_in_value:
-            full = list(map(self._structure.in_full, keys, values))
-            keys, values = [key for key, _ in full], [value for _, value in full]
-        unpacked = [unpack_value(value) for value in values]
+            entries = EntryColumns.of(list(itertools.starmap(self._structure.in_full, entries.items())))
+        keys = entries.keys
+        unpacked = [] if entries.values is None else list(map(unpack_value, entries.values.items()))
         forms = [form for form, _ in unpacked]
         split = None
         if not self._by_rows and not (self._doubles and any(forms)):  # forms know -0.0
             split = split_keys(keys, self._parts, self._descending)
         if split is None:
-            arrays = self._decoded(keys, forms)
+            arrays = self._decoded(keys.items(), forms)
         else:
             arrays = self._split(split, keys)
         if self._included is not None:
             included = self._included.arrays([b"{}" if json is None else json for _, json in unpacked])
             if not unpacked:
-                included = [pa.nulls(len(keys), array.type) for array in included]
+                included = [pa.nulls(keys.rows, array.type) for array in included]
             arrays.update(included_by_name(self._columns, included))
         return pa.RecordBatch.from_arrays([arrays[c.name] for c in self._columns], schema=self.schema)
 
     # --- usual keys: by columns -------------------------------------------------
 
-    def _split(self, split: Split, keys: Sequence[bytes]) -> dict[str, pa.Array]:
+    def _split(self, split: Split, keys: ByteColumn) -> dict[str, pa.Array]:
         arrays: dict[str, pa.Array] = {}
         for column in self._columns:
             if column.part is not None:
@@ -140,7 +135,7 @@ class BatchMaker:
                 arrays[column.name] = _texts(split.data, split.id_begins, split.id_ends, None)
         return arrays
 
-    def _part(self, column: ArrowColumn, part: KeyPartColumn, keys: Sequence[bytes]) -> pa.Array:
+    def _part(self, column: ArrowColumn, part: KeyPartColumn, keys: ByteColumn) -> pa.Array:
         """A key part of a usual batch."""
         fits = _FITS[column.type](part)
         if part.uniform not in (UNUSUAL, NOTHING) and fits.all():
@@ -148,14 +143,14 @@ class BatchMaker:
         else:
             misfits = ~fits & (part.classes != NOTHING)
             if misfits.any():
-                self._refuse(column, keys[int(np.argmax(misfits))])
+                self._refuse(column, keys.at(int(np.argmax(misfits))))
             valid = fits
         if column.type == "text":
             return _texts(part.source, part.begins, part.ends, valid)
         if column.type == "boolean":
             return pa.array(part.classes == TRUE, pa.bool_(), mask=None if valid is None else ~valid)
         if part.doubles is None:
-            return pa.nulls(len(keys), _ARROW[column.type])
+            return pa.nulls(keys.rows, _ARROW[column.type])
         if column.type == "double":
             numbers = np.ascontiguousarray(part.doubles)
         else:

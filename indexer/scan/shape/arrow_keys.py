@@ -31,10 +31,8 @@ from keytide.collation.layout import (
     TAG_STRING,
     TAG_TRUE,
 )
+from keytide.model.byte_columns import ByteColumn, Bytes, Places
 
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-Flags: TypeAlias = npt.NDArray[np.bool_]
-Places: TypeAlias = npt.NDArray[np.int64]
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
 UNUSUAL: Final = 0
@@ -120,7 +118,7 @@ class _JoinedKeys:
         return self._ends, self._escapes
 
 
-def split_keys(keys: Sequence[bytes], parts: int, descending: Sequence[bool]) -> Split | None:
+def split_keys(keys: ByteColumn, parts: int, descending: Sequence[bool]) -> Split | None:
     """The parts of entry keys, by columns; None when one of them is unusual, or no key.
 
     Args:
@@ -128,10 +126,8 @@ def split_keys(keys: Sequence[bytes], parts: int, descending: Sequence[bool]) ->
         parts: how many parts each has.
         descending: as given to `encode_key`; empty when no part is.
     """
-    lengths = np.fromiter(map(len, keys), np.int64, len(keys))
-    data = np.frombuffer(b"".join(keys) + _PADDING, np.uint8)
-    row_ends = np.cumsum(lengths)
-    at = row_ends - lengths
+    data = np.concatenate([keys.whole, np.frombuffer(_PADDING, np.uint8)])
+    at, row_ends = keys.offsets[:-1] - keys.offsets[0], keys.offsets[1:] - keys.offsets[0]
     plain = _JoinedKeys(data)
     inverted = _JoinedKeys(~data) if any(descending) else plain
     found: list[KeyPartColumn] = []

@@ -62,7 +62,7 @@ class ArrowForm:
 
     def rows(self, block: EntryBlock) -> bytes:
         """The batch of a block. Raises as `BatchMaker.batch`."""
-        return memoryview(self._maker.batch(block.keys, block.values).serialize()).tobytes()
+        return memoryview(self._maker.batch(block.entries).serialize()).tobytes()
 
     def end(self) -> bytes:
         return _END
@@ -100,8 +100,7 @@ async def infer(
     missing = {column.name for column in columns} - set(given) - {"id"}
     if not missing:
         return typed(columns, definition, given, [], [])
-    keys, values = reader.sample(SAMPLED)
-    rows = [_decoded(definition, key, value) for key, value in zip(keys, values, strict=True)]
+    rows = [_decoded(definition, key, value) for key, value in reader.sample(SAMPLED)]
     ends: list[Value] = []
     if definition.structure.ordered and any(
         column.part == 0 and column.name in missing for column in columns

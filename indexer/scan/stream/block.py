@@ -1,16 +1,19 @@
 """Blocks: what a slice gives to a stream, as a task (`indexer.scan.local.tasks`). Pure.
 
 A block is bounded in rows and in bytes, whichever comes first, so that a stream's memory does not depend on
-how large its rows are. Keys and values are lists of their own: nearly always all values are empty, and then
-nothing is made of them.
+how large its rows are. Its keys and values are columns from the pages of the store on, and nearly always all
+values are empty: then nothing is made of them.
+
+Nodes of the release before ask for lists of keys and values (`RowBlock`), and answer so.
 """
 
 from __future__ import annotations
 
-import operator
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from indexer.scan.local.cursor import search_slice
 from indexer.scan.local.filtering import Filters
@@ -18,6 +21,7 @@ from indexer.scan.local.tasks import SliceWork
 from indexer.scan.plan.selection import Shape, stretches
 from indexer.view import DoubtfulReadError
 from keytide.errors import InvariantViolationError
+from keytide.model.byte_columns import ByteColumn, EntryColumns, ascending, joined_entries
 
 TASK: Final = "block"
 _EXAMINED: Final = 50_000
@@ -30,25 +34,48 @@ class BlockWanted(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         bytes: of keys and values; a block has at least one row, and may be larger by some rows.
         include: whether included columns are wanted.
+        columns: whether a `ColumnBlock` is understood.
     """
 
     bytes: int
     include: bool
+    columns: bool = False
 
 
-class EntryBlock(msgspec.Struct, array_like=True):
+class RowBlock(msgspec.Struct, array_like=True):
+    """A block as lists: `EntryBlock`, but with `values` that are empty when all of them are."""
+
+    keys: list[bytes]
+    values: list[bytes]
+    more: bool = False
+    reached: bytes = b""
+    examined: int = 0
+
+
+class ColumnBlock(msgspec.Struct, array_like=True):
+    """A block as columns. Lengths are u32, little endian; of values there are none when all are empty."""
+
+    key_lengths: bytes
+    keys: bytes
+    value_lengths: bytes
+    values: bytes
+    more: bool
+    reached: bytes
+    examined: int
+
+
+@dataclass(slots=True)
+class EntryBlock:
     """Entries of one slice, or of many merged.
 
     Attributes:
-        keys: entry keys, in the direction of the read.
-        values: as many, or none when all of them are empty.
+        entries: in the direction of the read.
         more: whether there may be further ones.
         reached: behind which key to go on.
         examined: entries that were looked at.
     """
 
-    keys: list[bytes]
-    values: list[bytes]
+    entries: EntryColumns
     more: bool = False
     reached: bytes = b""
     examined: int = 0
@@ -58,7 +85,44 @@ _filters = Filters()
 _encode = msgspec.msgpack.Encoder().encode
 encode_wanted = _encode
 _decode_wanted = msgspec.msgpack.Decoder(BlockWanted).decode
-decode_block = msgspec.msgpack.Decoder(EntryBlock).decode
+_decode_columns = msgspec.msgpack.Decoder(ColumnBlock).decode
+_decode_rows = msgspec.msgpack.Decoder(RowBlock).decode
+_AS_COLUMNS: Final = 0x90 | len(ColumnBlock.__struct_fields__)
+"""How an array of as many members as a `ColumnBlock` has begins in MessagePack."""
+
+
+def encode_block(block: EntryBlock, *, columns: bool = True) -> bytes:
+    """A block as bytes: as columns, or as lists."""
+    keys, values = block.entries
+    if not columns:
+        listed = [] if values is None else values.items()
+        return _encode(RowBlock(keys.items(), listed, block.more, block.reached, block.examined))
+    return _encode(
+        ColumnBlock(
+            keys.lengths.astype("<u4").tobytes(),
+            keys.whole.tobytes(),
+            b"" if values is None else values.lengths.astype("<u4").tobytes(),
+            b"" if values is None else values.whole.tobytes(),
+            block.more,
+            block.reached,
+            block.examined,
+        )
+    )
+
+
+def decode_block(data: bytes) -> EntryBlock:
+    """A block of its bytes, however it was written."""
+    if data[0] != _AS_COLUMNS:
+        rows = _decode_rows(data)
+        values = ByteColumn.of(rows.values) if rows.values else None
+        entries = EntryColumns(ByteColumn.of(rows.keys), values)
+        return EntryBlock(entries, rows.more, rows.reached, rows.examined)
+    found = _decode_columns(data)
+    keys = ByteColumn.packed(np.frombuffer(found.key_lengths, "<u4"), found.keys)
+    values = None
+    if found.value_lengths:
+        values = ByteColumn.packed(np.frombuffer(found.value_lengths, "<u4"), found.values)
+    return EntryBlock(EntryColumns(keys, values), found.more, found.reached, found.examined)
 
 
 def read_block(work: SliceWork) -> bytes:
@@ -72,36 +136,31 @@ def read_block(work: SliceWork) -> bytes:
     shape = request.shape
     picks = shape.filter or shape.keys or shape.distinct
     block = _picked(work) if picks else _plain(work, wanted.bytes)
-    if not wanted.include:
-        block.values = list(map(work.definition.structure.without_columns, block.values))
-    if not any(block.values):
-        block.values = []
-    compare = operator.gt if request.span.reverse else operator.lt
-    if not all(map(compare, block.keys, block.keys[1:])):
+    if block.entries.values is not None and not wanted.include:
+        values = list(map(work.definition.structure.without_columns, block.entries.values.items()))
+        block.entries = EntryColumns(block.entries.keys, ByteColumn.of(values) if any(values) else None)
+    if not ascending(block.entries.keys, reverse=request.span.reverse):
         raise DoubtfulReadError("entries are out of order")
-    return _encode(block)
+    return encode_block(block, columns=wanted.columns)
 
 
 def _plain(work: SliceWork, most: int) -> EntryBlock:
     """The next entries of the spans."""
     request, limit = work.request, work.request.paging.limit
-    block = EntryBlock([], [])
-    size = 0
+    block = EntryBlock(EntryColumns.of([]))
+    parts: list[EntryColumns] = []
+    rows = size = 0
     spans = list(stretches(request.span, work.after))
-    for rows in work.snapshot.rows_of(spans, request.span.reverse, limit):
-        keys = [key for key, _ in rows]
-        values = [value for _, value in rows]
-        size += sum(map(len, keys))
-        if any(values) or block.values:
-            block.values = block.values or [b""] * len(block.keys)
-            block.values += values
-            size += sum(map(len, values))
-        block.keys += keys
+    for part in work.snapshot.entry_columns(spans, request.span.reverse, limit):
+        parts.append(part)
+        rows += part.rows
+        size += part.size
         work.pace.look()
-        if len(block.keys) >= limit or size >= most:
-            block.more, block.reached = True, block.keys[-1]
+        if rows and (rows >= limit or size >= most):
+            last = next(one for one in reversed(parts) if one.rows)
+            block.more, block.reached = True, last.keys.at(last.rows - 1)
             break
-    block.examined = len(block.keys)
+    block.entries, block.examined = joined_entries(parts), rows
     return block
 
 
@@ -115,5 +174,4 @@ def _picked(work: SliceWork) -> EntryBlock:
         )
     except (InvariantViolationError, UnicodeDecodeError) as error:
         raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
-    keys, values = [key for key, _ in result.entries], [value for _, value in result.entries]
-    return EntryBlock(keys, values, result.more, result.reached, result.examined)
+    return EntryBlock(EntryColumns.of(result.entries), result.more, result.reached, result.examined)

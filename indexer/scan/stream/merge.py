@@ -18,8 +18,6 @@ In any order (`ordered=False`) blocks are passed on as they come, and nothing is
 from __future__ import annotations
 
 import asyncio
-import operator
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -28,10 +26,11 @@ from indexer.scan.gather.gather import examine
 from indexer.scan.gather.holds import SnapshotHold
 from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.scatter import SliceAnswers, Target, ask, requests_of
-from indexer.scan.peer.messages import TIP
+from indexer.scan.peer.messages import TIP, Entry
 from indexer.scan.plan.selection import Selection
 from indexer.scan.stream.block import TASK, BlockWanted, EntryBlock, decode_block, encode_wanted
 from keytide.errors import invariant
+from keytide.model.byte_columns import EntryColumns, ascending, joined_entries, order_of
 
 FIRST_ROWS: Final = 256
 """Rows of each slice in the first round."""
@@ -49,9 +48,18 @@ class _BlockSource:
 
     slice: int
     after: bytes = b""
-    keys: list[bytes] = field(default_factory=list)
-    values: list[bytes] = field(default_factory=list)
+    entries: EntryColumns = field(default_factory=lambda: EntryColumns.of([]))
     more: bool = True
+
+    @property
+    def rows(self) -> int:
+        """How many it has in its buffer."""
+        return self.entries.rows
+
+    @property
+    def last(self) -> bytes:
+        """The last key in its buffer."""
+        return self.entries.keys.at(self.rows - 1)
 
 
 class BlockReader:
@@ -110,15 +118,13 @@ class BlockReader:
         """
         await self._round(self._sources)
 
-    def sample(self, rows: int) -> tuple[list[bytes], list[bytes]]:
-        """Keys and values of the first `rows` of every slice that are there, before they are taken."""
-        keys: list[bytes] = []
-        values: list[bytes] = []
-        for source in self._sources:
-            some = source.keys[:rows]
-            keys += some
-            values += source.values[:rows] or [b""] * len(some)
-        return keys, values
+    def sample(self, rows: int) -> list[Entry]:
+        """The first `rows` of every slice that are there, before they are taken."""
+        return [
+            entry
+            for source in self._sources
+            for entry in source.entries.part(0, min(rows, source.rows)).items()
+        ]
 
     async def next(self) -> EntryBlock | None:
         """The next rows, at least one; None at the end. Its `reached` is the key that comes before them.
@@ -129,16 +135,16 @@ class BlockReader:
         """
         while self._left != 0:
             await self._settle()
-            starving = [source for source in self._sources if source.more and not source.keys]
+            starving = [source for source in self._sources if source.more and not source.rows]
             if starving:
                 await self._round(starving)
                 continue
-            if not any(source.keys for source in self._sources):
+            if not any(source.rows for source in self._sources):
                 return None
             parts = self._take()
             self._read_ahead()
             block = await self._shared.local.threads.run(self._merged, parts)
-            if block.keys:
+            if block.entries.rows:
                 return block
         return None
 
@@ -175,20 +181,22 @@ class BlockReader:
     def _read_ahead(self) -> None:
         """Begin to read for the slices whose buffers have run low."""
         low = self._rows // (2 * max(1, len(self._sources)))
-        hungry = [source for source in self._sources if source.more and len(source.keys) <= low]
+        hungry = [source for source in self._sources if source.more and source.rows <= low]
         if hungry and self._left != 0:
             self._ahead = asyncio.ensure_future(self._round(hungry))
 
     async def _round(self, hungry: Sequence[_BlockSource]) -> None:
         """Read the next block of each of these slices."""
-        buffered = sum(len(source.keys) for source in self._sources)
+        buffered = sum(source.rows for source in self._sources)
         room = min(self._rows, int(self._round_bytes / self._row_bytes))
         share = max(LEAST_ROWS, max(room - buffered, room // 8) // max(1, len(hungry)))
         if self._left is not None:
             share = min(share, self._left + self._skip + len(self._sources))
         by_slice = {source.slice: source for source in hungry}
         after = {number: source.after for number, source in by_slice.items()}
-        wanted = encode_wanted(BlockWanted(self._round_bytes // max(1, len(by_slice)), self._include))
+        wanted = encode_wanted(
+            BlockWanted(self._round_bytes // max(1, len(by_slice)), self._include, columns=True)
+        )
         some = replace(self._selection, slices=tuple(by_slice))
 
         async def work(target: Target) -> SliceAnswers:
@@ -204,67 +212,59 @@ class BlockReader:
         sampled = size = 0
         for number, source in by_slice.items():
             block = decode_block(agreed.gathered.replies[number].result)
-            if block.values or source.values:
-                source.values = source.values or [b""] * len(source.keys)
-                source.values += block.values or [b""] * len(block.keys)
-            source.keys += block.keys
+            source.entries = joined_entries([source.entries, block.entries])
             source.more, source.after = block.more, block.reached
-            sampled += len(block.keys[:64])
-            size += sum(map(len, block.keys[:64])) + sum(map(len, block.values[:64]))
+            sampled += block.entries.rows
+            size += block.entries.size
         if sampled:
             self._row_bytes = max(16.0, size / sampled)
         self._rows = min(ROUND_ROWS, self._rows * GROWTH)
 
     # --- merging ----------------------------------------------------------------
 
-    def _take(self) -> list[EntryBlock]:
+    def _take(self) -> list[EntryColumns]:
         """What is final, out of the buffers."""
-        open_ends = [source.keys[-1] for source in self._sources if source.more and self._ordered]
+        open_ends = [source.last for source in self._sources if source.more and self._ordered]
         frontier = (max(open_ends) if self._reverse else min(open_ends)) if open_ends else None
-        parts: list[EntryBlock] = []
+        parts: list[EntryColumns] = []
         for source in self._sources:
-            keys, values = source.keys, source.values
-            cut = len(keys) if frontier is None or not keys else self._behind(keys, frontier)
+            entries, cut = source.entries, source.rows
+            if frontier is not None:
+                cut = entries.keys.before(frontier, reverse=self._reverse, equal=True)
             if cut:
-                parts.append(EntryBlock(keys[:cut], values[:cut]))
-                source.keys, source.values = keys[cut:], values[cut:]
+                parts.append(entries.part(0, cut))
+                source.entries = entries.part(cut, entries.rows)
         return parts
 
-    def _behind(self, keys: list[bytes], frontier: bytes) -> int:
-        """Index of the first key that lies behind the frontier."""
-        if not self._reverse:
-            return len(keys) if keys[-1] <= frontier else bisect_right(keys, frontier)
-        return len(keys) if keys[-1] >= frontier else len(keys) - bisect_left(keys[::-1], frontier)
-
-    def _merged(self, parts: Sequence[EntryBlock]) -> EntryBlock:
+    def _merged(self, parts: Sequence[EntryColumns]) -> EntryBlock:
         """The parts as one block, without what is to be left out. Any thread."""
-        keys: list[bytes] = []
-        values: list[bytes] = []
-        with_values = any(part.values for part in parts)
-        for part in parts:
-            keys += part.keys
-            if with_values:
-                values += part.values or [b""] * len(part.keys)
-        if self._ordered and len(parts) > 1:
-            if with_values:
-                pairs = sorted(zip(keys, values, strict=True), reverse=self._reverse)
-                keys, values = [key for key, _ in pairs], [value for _, value in pairs]
-            else:
-                keys.sort(reverse=self._reverse)
+        entries = joined_entries(parts)
         if self._doubles:
-            unique = dict(zip(reversed(keys), reversed(values or [b""] * len(keys)), strict=True))
-            keys = [*reversed(unique)]
-            values = [*reversed(unique.values())] if with_values else []
+            entries = self._once(entries)
         elif self._ordered:
-            compare = operator.gt if self._reverse else operator.lt
-            in_order = all(map(compare, keys, keys[1:])) and (not self._last or compare(self._last, keys[0]))
+            if len(parts) > 1:
+                rows, steps = order_of(entries.keys)
+                in_order = steps is None
+                entries = entries.take(rows[::-1] if self._reverse else rows)
+            else:
+                in_order = ascending(entries.keys, reverse=self._reverse)
+            first = entries.keys.at(0)
+            if self._last:
+                in_order &= first < self._last if self._reverse else first > self._last
             invariant(in_order, "Untorn", "an entry came twice, or out of order, from one snapshot's slices")
-        before, self._last, rows_given = self._last, keys[-1], len(keys)
+        before, self._last, given = self._last, entries.keys.at(entries.rows - 1), entries.rows
         if self._skip:
-            left_out = min(self._skip, len(keys))
+            left_out = min(self._skip, entries.rows)
             self._skip -= left_out
-            keys, values = keys[left_out:], values[left_out:]
+            entries = entries.part(left_out, entries.rows)
         if self._left is not None:
-            keys, values = keys[: self._left], values[: self._left]
-            self._left -= len(keys)
-        return EntryBlock(keys, values, reached=before, examined=rows_given)
+            entries = entries.part(0, min(self._left, entries.rows))
+            self._left -= entries.rows
+        return EntryBlock(entries, reached=before, examined=given)
+
+    def _once(self, entries: EntryColumns) -> EntryColumns:
+        """The entries in order, of each key the first one."""
+        rows = entries.items()
+        if self._ordered:
+            rows.sort(reverse=self._reverse)
+        return EntryColumns.of(list(dict(reversed(rows)).items())[::-1])

@@ -8,7 +8,6 @@ is broken off.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
 from typing import Any, Final
 
 from indexer.scan.plan.selection import Shape
@@ -36,8 +35,7 @@ class NdjsonForm:
 
     def rows(self, block: EntryBlock) -> bytes:
         """Lines of a block. Raises what decoding raises."""
-        entries = zip(block.keys, block.values or repeat(b""), strict=False)
-        return encode_lines(self._maker.rows(entries))
+        return encode_lines(self._maker.rows(block.entries.items()))
 
     def end(self) -> bytes:
         return b""

@@ -100,7 +100,7 @@ class RowStream:
         except UNREADABLE:
             await self._reader.examine(block)
             raise
-        self.rows += len(block.keys)
+        self.rows += block.entries.rows
         return made
 
     async def close(self) -> None:

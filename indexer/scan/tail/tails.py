@@ -252,7 +252,7 @@ class OpenTail:
         )
         try:
             while (block := await reader.next()) is not None:
-                yield list(zip(block.keys, block.values or [b""] * len(block.keys), strict=True))
+                yield block.entries.items()
         finally:
             await reader.close()
 

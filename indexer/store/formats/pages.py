@@ -32,19 +32,19 @@ from typing import Final, NamedTuple
 import xxhash
 
 _META: Final = Struct("<IIQQ")  # magic, format, address, map size; behind the page's header
-_TREE: Final = Struct("<IHHQQQQQ")  # page size or pad, flags, depth, branch, leaf, overflow pages, rows, root
+TREE: Final = Struct("<IHHQQQQQ")  # page size or pad, flags, depth, branch, leaf, overflow pages, rows, root
 _LAST: Final = Struct("<QQ")  # last page, transaction
-_PAGE: Final = Struct("<QHHHH")  # number, pad, flags, lower, upper (or, both together, overflow pages)
-_NODE: Final = Struct("<HHHH")  # low, high, flags, key size
-_TREES_AT: Final = _PAGE.size + _META.size
-_LAST_AT: Final = _TREES_AT + 2 * _TREE.size
+PAGE: Final = Struct("<QHHHH")  # number, pad, flags, lower, upper (or, both together, overflow pages)
+NODE: Final = Struct("<HHHH")  # low, high, flags, key size
+_TREES_AT: Final = PAGE.size + _META.size
+_LAST_AT: Final = _TREES_AT + 2 * TREE.size
 _META_BYTES: Final = _LAST_AT + _LAST.size
 
 _MAGIC: Final = 0xBEEFC0DE
 _FORMAT: Final = 1
-_BRANCH, _LEAF, _OVERFLOW, _META_FLAG = 0x01, 0x02, 0x04, 0x08
+BRANCH, LEAF, _OVERFLOW, _META_FLAG = 0x01, 0x02, 0x04, 0x08
 _BIG_DATA: Final = 0x01
-_NO_ROOT: Final = 0xFFFFFFFFFFFFFFFF
+NO_ROOT: Final = 0xFFFFFFFFFFFFFFFF
 _READ: Final = 256  # pages at once
 _GAP: Final = 16  # pages that are read through rather than jumped over
 
@@ -110,16 +110,16 @@ class PageFile:
         data = os.pread(self._descriptor, _META_BYTES, number * (page_bytes or 0))
         if len(data) < _META_BYTES:
             raise DamagedError(f"{self.path} ends within its meta pages")
-        page, _, flags, _, _ = _PAGE.unpack_from(data)
-        magic, version, _, _ = _META.unpack_from(data, _PAGE.size)
+        page, _, flags, _, _ = PAGE.unpack_from(data)
+        magic, version, _, _ = _META.unpack_from(data, PAGE.size)
         if (page, flags, magic, version) != (number, _META_FLAG, _MAGIC, _FORMAT):
             raise DamagedError(f"meta page {number} of {self.path} is none")
-        size, _, _, branch, leaf, overflow, _, root = _TREE.unpack_from(data, _TREES_AT)
+        size, _, _, branch, leaf, overflow, _, root = TREE.unpack_from(data, _TREES_AT)
         if size & (size - 1) or not 512 <= size <= 65_536 or size != (page_bytes or size):
             raise DamagedError(f"meta page {number} of {self.path} tells of pages of {size} bytes")
         last, transaction = _LAST.unpack_from(data, _LAST_AT)
         digest = xxhash.xxh3_64_intdigest(data[_TREES_AT:])
-        free_root = None if root == _NO_ROOT else root
+        free_root = None if root == NO_ROOT else root
         return Meta(size, transaction, last, free_root, branch + leaf + overflow, digest)
 
     def whole_state(self) -> Meta:
@@ -167,17 +167,17 @@ class PageFile:
             raise DamagedError(f"the free list of {self.path} comes back to page {number}")
         own.add(number)
         data = self.page(number, meta)
-        itself, _, flags, lower, _ = _PAGE.unpack_from(data)
-        if itself != number or flags not in (_BRANCH, _LEAF) or lower > len(data):
+        itself, _, flags, lower, _ = PAGE.unpack_from(data)
+        if itself != number or flags not in (BRANCH, LEAF) or lower > len(data):
             raise DamagedError(f"page {number} of {self.path} is none of the free list")
-        for place in memoryview(data)[_PAGE.size : lower & ~1].cast("H"):
-            if place + _NODE.size > len(data):
+        for place in memoryview(data)[PAGE.size : lower & ~1].cast("H"):
+            if place + NODE.size > len(data):
                 raise DamagedError(f"page {number} of {self.path} is none of the free list")
-            low, high, node_flags, key_bytes = _NODE.unpack_from(data, place)
-            if flags == _BRANCH:
+            low, high, node_flags, key_bytes = NODE.unpack_from(data, place)
+            if flags == BRANCH:
                 self._free_below(low | high << 16 | node_flags << 32, meta, own, found)
                 continue
-            begin, size = place + _NODE.size + key_bytes, low | high << 16
+            begin, size = place + NODE.size + key_bytes, low | high << 16
             if node_flags & _BIG_DATA:
                 first = int.from_bytes(data[begin : begin + 8], "little")
                 own.update(range(first, first + self._free_big(first, size, meta, found)))
@@ -186,13 +186,13 @@ class PageFile:
 
     def _free_big(self, number: int, size: int, meta: Meta, found: array[int]) -> int:
         """A row of the free list with pages of its own; returns how many (it may have been longer once)."""
-        needed = -(-(size + _PAGE.size) // meta.page_bytes)
+        needed = -(-(size + PAGE.size) // meta.page_bytes)
         data = self.page(number, meta, needed)
-        itself, _, flags, lower, upper = _PAGE.unpack_from(data)
+        itself, _, flags, lower, upper = PAGE.unpack_from(data)
         count = int(lower | upper << 16)
         if (itself, flags) != (number, _OVERFLOW) or not needed <= count <= meta.last:
             raise DamagedError(f"page {number} of {self.path} is none of the free list")
-        self._free_list(data[_PAGE.size : _PAGE.size + size], found)
+        self._free_list(data[PAGE.size : PAGE.size + size], found)
         return count
 
     def _free_list(self, data: bytes, found: array[int]) -> None:

@@ -11,6 +11,7 @@ from indexer.store.formats.records import REMOVED, ledger_key, unpack_line, unpa
 from indexer.store.interface import Applied, Counts, Row, SkipLine, StoredDocument
 from indexer.store.joint import LevelCursor
 from indexer.store.lmdb.equal_keys import shared_keys
+from indexer.store.lmdb.leaves import level_columns
 from indexer.store.lmdb.levels import Level, View
 from indexer.store.lmdb.lookup import held_by
 from indexer.store.lmdb.merge import (
@@ -22,6 +23,7 @@ from indexer.store.lmdb.merge import (
     table_blocks,
 )
 from keytide.errors import RetryableError
+from keytide.model.byte_columns import EntryColumns
 
 
 class LevelCommit(NamedTuple):
@@ -75,6 +77,17 @@ class LmdbSnapshot:
                     return
                 wanted -= len(block)
                 yield block
+
+    def entry_columns(self, spans: Sequence[Bounds], reverse: bool, limit: int) -> Iterator[EntryColumns]:
+        if limit <= 0 or not spans:
+            return
+        left = limit
+        with self._reading() as views:
+            for block in level_columns(views, spans, reverse, limit):
+                yield block.part(0, left) if block.rows > left else block
+                left -= block.rows
+                if left <= 0:
+                    return
 
     def levels(self) -> list[LevelCursor] | None:
         with self._reading() as views:
