@@ -34,8 +34,8 @@ from indexer.scan.shape.arrow_keys import (
 from indexer.scan.shape.arrow_schema import INT64, ArrowColumn
 from indexer.scan.shape.rows import encode
 from keytide.collation import Missing, Value, decode_key
-from keytide.errors import invariant
-from keytide.model.byte_columns import ByteColumn, Bytes, EntryColumns, Flags, Places
+from keytide.errors import InvariantViolationError
+from keytide.model.byte_columns import ByteColumn, Bytes, EntryColumns, Flags, Places, views
 from keytide.model.entry import unpack_value
 
 JSON_MARK: Final = {"keytide.type": "json"}
@@ -302,29 +302,15 @@ _FITS: Final[dict[ColumnType, Callable[[KeyPartColumn], Flags]]] = {
 
 
 def _texts(data: Bytes, begins: Places, ends: Places, valid: Flags | None) -> pa.Array:
-    """Stretches of a buffer, in ascending order, as an array of strings.
+    """Stretches of a buffer as an array of strings.
 
     Raises:
         UnicodeDecodeError: one of them is no UTF-8.
     """
-    rows = len(begins)
-    lengths = ends - begins
-    offsets = np.zeros(rows + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    # What lies between the stretches and the stretches, in turn: left out and kept.
-    runs = np.empty(2 * rows + 1, np.int64)
-    runs[1::2] = lengths
-    runs[0] = begins[0]
-    runs[2:-1:2] = begins[1:] - ends[:-1]
-    runs[-1] = len(data) - ends[-1]
-    kept = np.zeros(2 * rows + 1, np.bool_)
-    kept[1::2] = True
-    text = data[np.repeat(kept, runs)]
-    bitmap = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    array = pa.StringArray.from_buffers(rows, pa.py_buffer(offsets), pa.py_buffer(text), bitmap)
+    stretches = views(data, begins, ends - begins, valid)
     try:
-        array.validate(full=True)
-    except pa.ArrowInvalid:
-        bytes(text).decode()  # says where
-        invariant(False, "KeyDecodes", "a string or id ends within a character")
-    return array
+        return stretches.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        for text in stretches.cast(pa.binary()).drop_null().to_pylist():
+            text.decode()  # says where
+        raise InvariantViolationError("KeyDecodes", f"a string or id is no text: {error}") from error

@@ -4,7 +4,7 @@ Theory of operation
 ===================
 The keys of a batch are joined into one buffer, and all of them are read in step: the tags of the first parts,
 then where these end, then the tags of the second parts, and so on. A part's end follows from its tag; that of
-a string is the next terminator in the buffer, and the positions of all terminators are found in one go. So a
+a string is the next zero byte, which is looked for in eight bytes of every string at a time. So a
 batch costs a few dozen numpy calls, however many rows it has, and no Python object per row
 (`keytide.collation` describes the layout; a descending part is read from an inverted copy of the buffer).
 
@@ -31,7 +31,7 @@ from keytide.collation.layout import (
     TAG_STRING,
     TAG_TRUE,
 )
-from keytide.model.byte_columns import ByteColumn, Bytes, Places
+from keytide.model.byte_columns import PADDING, ByteColumn, Bytes, Places, words_at
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
@@ -55,8 +55,10 @@ for _tag, _class in {
 }.items():
     _CLASS[_tag] = _class
 
-_PADDING: Final = bytes(16)
-"""Behind the last key, so that looking at a part that is cut off reads something."""
+_TERMINATOR: Final = 1
+"""Behind the zero byte that ends a string; a NUL in one has another byte there."""
+_ONES: Final = np.uint64(0x0101010101010101)
+_HIGHS: Final = np.uint64(0x8080808080808080)
 _NUMBER_BYTES: Final = 9
 """Tag and double; the residual's length follows."""
 _LONGEST_RESIDUAL: Final = 2
@@ -100,24 +102,6 @@ class Split:
     id_ends: Places
 
 
-class _JoinedKeys:
-    """The joined keys, as they are or inverted, and where their terminators are."""
-
-    def __init__(self, data: Bytes) -> None:
-        self.data = data
-        self._ends: Places | None = None
-        self._escapes: Places | None = None
-
-    def terminators(self) -> tuple[Places, Places]:
-        """Where strings may end, and where a NUL stands in one."""
-        if self._ends is None or self._escapes is None:
-            zeros = np.flatnonzero(self.data[:-1] == 0)
-            following = self.data[zeros + 1]
-            self._ends = zeros[following == 1]
-            self._escapes = zeros[following == 0xFF]
-        return self._ends, self._escapes
-
-
 def split_keys(keys: ByteColumn, parts: int, descending: Sequence[bool]) -> Split | None:
     """The parts of entry keys, by columns; None when one of them is unusual, or no key.
 
@@ -126,13 +110,12 @@ def split_keys(keys: ByteColumn, parts: int, descending: Sequence[bool]) -> Spli
         parts: how many parts each has.
         descending: as given to `encode_key`; empty when no part is.
     """
-    data = np.concatenate([keys.whole, np.frombuffer(_PADDING, np.uint8)])
+    data = np.concatenate([keys.whole, np.frombuffer(PADDING, np.uint8)])
     at, row_ends = keys.offsets[:-1] - keys.offsets[0], keys.offsets[1:] - keys.offsets[0]
-    plain = _JoinedKeys(data)
-    inverted = _JoinedKeys(~data) if any(descending) else plain
+    inverted = ~data if any(descending) else data
     found: list[KeyPartColumn] = []
     for ordinal in range(parts):
-        source = inverted if descending and descending[ordinal] else plain
+        source = inverted if descending and descending[ordinal] else data
         step = _part(source, at, row_ends)
         if step is None:
             return None
@@ -141,9 +124,8 @@ def split_keys(keys: ByteColumn, parts: int, descending: Sequence[bool]) -> Spli
     return Split(found, data, at, row_ends)
 
 
-def _part(source: _JoinedKeys, at: Places, row_ends: Places) -> tuple[KeyPartColumn, Places] | None:
+def _part(data: Bytes, at: Places, row_ends: Places) -> tuple[KeyPartColumn, Places] | None:
     """The part that stands at `at` in every row, and where the next one does."""
-    data = source.data
     if not (at < row_ends).all():
         return None
     classes = _CLASS[data[at]]
@@ -159,7 +141,7 @@ def _part(source: _JoinedKeys, at: Places, row_ends: Places) -> tuple[KeyPartCol
     doubles: Doubles | None = None
     residuals: Places | None = None
     if uniform == TEXT:
-        found = _text_ends(source, at, row_ends)
+        found = _text_ends(data, at, row_ends)
         if found is None:
             return None
         begins, ends, after = at + 1, found, found + 2
@@ -171,7 +153,7 @@ def _part(source: _JoinedKeys, at: Places, row_ends: Places) -> tuple[KeyPartCol
     elif uniform == UNUSUAL:
         texts = np.flatnonzero(classes == TEXT)
         if len(texts):
-            found = _text_ends(source, at[texts], row_ends[texts])
+            found = _text_ends(data, at[texts], row_ends[texts])
             if found is None:
                 return None
             begins, ends = at.copy(), at.copy()
@@ -194,24 +176,28 @@ def _part(source: _JoinedKeys, at: Places, row_ends: Places) -> tuple[KeyPartCol
     return KeyPartColumn(classes, uniform, data, begins, ends, doubles, residuals), after
 
 
-def _text_ends(source: _JoinedKeys, at: Places, row_ends: Places) -> Places | None:
+def _text_ends(data: Bytes, at: Places, row_ends: Places) -> Places | None:
     """Where the strings that stand at `at` end; None when one does not, or has a NUL in it."""
-    candidates, escapes = source.terminators()
-    if len(candidates) == len(at) and ((candidates > at) & (candidates < row_ends)).all():
-        ends = candidates  # one in every row: the usual case
-    else:
-        following = np.searchsorted(candidates, at)
-        if len(following) and following[-1] >= len(candidates):
+    ends = places = at + 1
+    rows: Places | None = None
+    while True:
+        words = words_at(data, places)
+        # Of the zero bytes of a word this marks the first one, and none before it (H. S. Warren, Hacker's
+        # Delight, 6-1); the bits below the mark are its place. Without a zero they are all of the word.
+        marks = words - _ONES & ~words & _HIGHS
+        here = places + (np.bitwise_count(~marks & (marks - np.uint64(1))) >> 3)
+        if rows is None:
+            ends = here
+        else:
+            ends[rows] = here
+        further = marks == 0
+        if not further.any():
+            break
+        rows = np.flatnonzero(further) if rows is None else rows[further]
+        places = here[further]
+        if (places >= row_ends[rows]).any():
             return None
-        ends = candidates[following]
-        if not (ends < row_ends).all():
-            return None
-    if len(escapes):
-        first = np.searchsorted(escapes, at)
-        last = np.searchsorted(escapes, ends)
-        if (first != last).any():
-            return None
-    return ends
+    return ends if (ends < row_ends).all() and (data[ends + 1] == _TERMINATOR).all() else None
 
 
 def _numbers(data: Bytes, at: Places) -> tuple[Doubles, Places | None, Places] | None:
