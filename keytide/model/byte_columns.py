@@ -101,7 +101,7 @@ class ByteColumn(NamedTuple):
 
     def take(self, rows: Places) -> ByteColumn:
         """The strings of some rows, in their order."""
-        return _column(self._array().take(pa.array(rows)))
+        return _column(self._array().take(_integers(rows)))
 
     def before(self, key: bytes, *, reverse: bool = False, equal: bool = False) -> int:
         """How many strings of a column that ascends (or, in reverse, descends) come before `key`.
@@ -124,6 +124,13 @@ class ByteColumn(NamedTuple):
     def _array(self) -> pa.Array:
         buffers = [None, pa.py_buffer(np.ascontiguousarray(self.offsets)), pa.py_buffer(self.data)]
         return pa.Array.from_buffers(pa.large_binary(), self.rows, buffers)
+
+
+def _integers(numbers: Places) -> pa.Array:
+    """As an Arrow array (`pa.array` would import pandas, which takes a second)."""
+    return pa.Array.from_buffers(
+        pa.int64(), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))]
+    )
 
 
 class EntryColumns(NamedTuple):

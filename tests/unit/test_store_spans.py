@@ -4,8 +4,11 @@ long keys, from either end, however few are wanted."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -13,8 +16,11 @@ from indexer.store.fold.worker import FoldWorker
 from indexer.store.formats.records import REMOVED
 from indexer.store.interface import Applied, Row, SliceStore, StoreSnapshot
 from indexer.store.joint import first_rows
+from indexer.store.lmdb.leaves import LeafReader
+from indexer.store.lmdb.merge import Bounds, live_blocks
 from indexer.store.lmdb.snapshot import LmdbSnapshot
 from keytide.errors import RetryableError
+from keytide.model.byte_columns import Bytes
 from keytide.model.timestamp import Timestamp
 from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import Version, key, lmdb_store, segments
@@ -72,6 +78,10 @@ def test_several_spans_are_read_as_each_of_them(snapshot: StoreSnapshot, seed: i
         assert [row for block in blocks for row in block] == each[:limit]
         backwards = list(snapshot.rows_of(spans[::-1], reverse=True, limit=limit))
         assert [row for block in backwards for row in block] == each[::-1][:limit]
+        columns = snapshot.entry_columns(spans, False, limit or NUMBERS)
+        assert [row for block in columns for row in block.items()] == each[:limit]
+        columns = snapshot.entry_columns(spans[::-1], True, limit or NUMBERS)
+        assert [row for block in columns for row in block.items()] == each[::-1][:limit]
 
 
 def test_no_spans_have_no_rows(snapshot: StoreSnapshot) -> None:
@@ -113,6 +123,89 @@ def test_levels_are_read_as_rows_are(
         rows = [row for block in held.rows(low, until, reverse, count) for row in block]
         assert found is not None
         assert found[0] == rows
+    held.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_pages_are_read_as_rows_are(
+    seed: int, tmp_path: Path, folds: FoldWorker, request: pytest.FixtureRequest
+) -> None:
+    """Over base, frozen and newest delta with removals, from either end, with values of all sizes that fit a
+    page; and it is the pages that are read."""
+    chance = random.Random(seed)
+    store = lmdb_store(tmp_path / "slice", folds)
+    request.addfinalizer(store.close)
+    for queue in range(1, 5):
+        versions = [
+            Version(
+                b"d%05d" % one,
+                0,
+                queue * NUMBERS + at,
+                entries=((key(f"{one:05}" * (1 + one % 3)), bytes(chance.randrange(seed // 2 * 10 + 1))),)
+                if chance.random() < 0.8
+                else (),
+            )
+            for at, one in enumerate(sorted(chance.sample(range(NUMBERS), NUMBERS // queue)))
+        ]
+        store.apply(segments(versions), Applied(Timestamp(), queue, queue_position=queue))
+        if queue < 4 and (seed + queue) % 3:
+            assert store.start_fold()
+            store.finish_fold(30)
+    held = store.snapshot()
+    for _ in range(30):
+        ends = sorted(key(f"{chance.randrange(NUMBERS):05}") for _ in range(2 * chance.choice([1, 1, 3])))
+        some: list[Bounds] = [pair for pair in zip(ends[::2], ends[1::2], strict=True) if pair[0] < pair[1]]
+        kinds: list[list[Bounds]] = [some, [(b"", None)], [(ends[0], None)]]
+        spans = chance.choice(kinds)
+        reverse, limit = chance.random() < 0.5, chance.choice([1, 5, 100, 2 * NUMBERS])
+        spans = spans[::-1] if reverse else spans
+        wanted = [row for block in held.rows_of(spans, reverse, limit) for row in block]
+        with mock.patch("indexer.store.lmdb.leaves.live_blocks", side_effect=AssertionError):
+            found = [row for block in held.entry_columns(spans, reverse, limit) for row in block.items()]
+        assert found == wanted
+    held.close()
+
+
+@pytest.mark.parametrize("how", ["a long value", "a page that is none", "another file", "no file"])
+def test_pages_that_are_unusual_are_read_row_by_row(
+    how: str, tmp_path: Path, folds: FoldWorker, request: pytest.FixtureRequest
+) -> None:
+    store = lmdb_store(tmp_path / "slice", folds)
+    request.addfinalizer(store.close)
+    large = bytes(3_000 if how == "a long value" else 3)
+    versions = [
+        Version(b"d%05d" % at, 0, at, entries=((key(f"{at:05}"), large if at == 900 else b"v"),))
+        for at in range(1_000)
+    ]
+    store.apply(segments(versions), Applied(Timestamp(), 1, queue_position=1))
+    assert store.start_fold()
+    store.finish_fold(30)
+    held = store.snapshot()
+    wanted = [row for block in held.rows(b"", None) for row in block]
+    assert len(wanted) == 1_000
+    file = tmp_path / "slice" / "base" / "data.mdb"
+    elsewhere = file.with_name("elsewhere")
+    read = LeafReader._read
+
+    def torn(self: LeafReader, numbers: Sequence[int]) -> Bytes:
+        data = read(self, numbers)
+        if len(numbers) > 1:
+            data[12] ^= 1  # where the page says how many rows it has
+        return data
+
+    with ExitStack() as undone:
+        if how == "a page that is none":
+            undone.enter_context(mock.patch.object(LeafReader, "_read", torn))
+        elif how.endswith("file"):
+            file.rename(elsewhere)
+            undone.callback(elsewhere.rename, file)
+            if how == "another file":
+                shutil.copy(elsewhere, file)
+        with mock.patch("indexer.store.lmdb.leaves.live_blocks", side_effect=live_blocks) as by_rows:
+            blocks = held.entry_columns([(b"", None)], False, 2_000)
+            found = [row for block in blocks for row in block.items()]
+        assert by_rows.called
+        assert found == wanted
     held.close()
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from indexer.scan.plan.selection import Shape
@@ -148,7 +149,9 @@ class BatchMaker:
         if column.type == "text":
             return _texts(part.source, part.begins, part.ends, valid)
         if column.type == "boolean":
-            return pa.array(part.classes == TRUE, pa.bool_(), mask=None if valid is None else ~valid)
+            return _array_of(
+                pa.bool_(), keys.rows, np.packbits(part.classes == TRUE, bitorder="little"), valid
+            )
         if part.doubles is None:
             return pa.nulls(keys.rows, _ARROW[column.type])
         if column.type == "double":
@@ -158,7 +161,7 @@ class BatchMaker:
             numbers = doubles.astype(np.int64)
             if part.residuals is not None:
                 numbers += part.residuals
-        return pa.array(numbers, _ARROW[column.type], mask=None if valid is None else ~valid)
+        return _array_of(_ARROW[column.type], keys.rows, numbers, valid)
 
     def _refuse(self, column: ArrowColumn, key: bytes) -> None:
         """Raise `TypeChangedError` for the column's value in a key."""
@@ -299,6 +302,12 @@ _FITS: Final[dict[ColumnType, Callable[[KeyPartColumn], Flags]]] = {
     "double": _exact,
     "boolean": lambda part: (part.classes == TRUE) | (part.classes == FALSE),
 }
+
+
+def _array_of(kind: pa.DataType, rows: int, values: npt.NDArray[Any], valid: Flags | None) -> pa.Array:
+    """An array of its buffer of values."""
+    bitmap = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(kind, rows, [bitmap, pa.py_buffer(values)])
 
 
 def _texts(data: Bytes, begins: Places, ends: Places, valid: Flags | None) -> pa.Array:

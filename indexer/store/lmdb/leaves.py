@@ -45,13 +45,14 @@ from keytide.model.byte_columns import (
     words_at,
 )
 
-MOST_LEAVES: Final = 64
+MOST_LEAVES: Final = 128
 """Leaves that are read at once: some thousand rows, some tenths of a millisecond."""
 MOST_SPANS: Final = 16
 """Of more spans, which are narrow as a rule, pages hold little."""
 _TABLE: Final = b"forward"
 _HALF: Final = np.uint64(0xFFFF)
 _SIZE: Final = np.uint64(0xFFFFFFFF)
+_CHILD: Final = np.uint64((1 << 48) - 1)
 
 
 class UnusualPagesError(Exception):
@@ -99,8 +100,9 @@ class LeafReader:
         if self._root == NO_ROOT:
             return
         leaves = self._leaves(self._root, self._depth, low, high, reverse)
-        count = min(MOST_LEAVES, rows // self.rows_of_leaf + 2)
-        while numbers := list(islice(leaves, count)):
+        left = rows
+        while numbers := list(islice(leaves, min(MOST_LEAVES, max(0, left) // self.rows_of_leaf + 2))):
+            left -= len(numbers) * self.rows_of_leaf
             block = self._block(numbers[::-1] if reverse else numbers, reverse)
             keys = block.keys
             begin, end = keys.before(low, reverse=reverse, equal=reverse), keys.rows
@@ -110,7 +112,6 @@ class LeafReader:
                 end = keys.before(high)
             if begin < end:
                 yield block.part(begin, end)
-            count = MOST_LEAVES
 
     # --- pages ------------------------------------------------------------------
 
@@ -121,29 +122,31 @@ class LeafReader:
         if depth <= 1:
             yield number
             return
-        keys, children = self._children(number)
-        begin = max(0, bisect_right(keys, low) - 1)
-        end = len(keys) if high is None else max(begin + 1, bisect_left(keys, high))
-        wanted = children[begin:end]
+        wanted = self._children(number, low, high)
         for child in reversed(wanted) if reverse else wanted:
             yield from self._leaves(child, depth - 1, low, high, reverse)
 
-    def _children(self, number: int) -> tuple[list[bytes], list[int]]:
-        """The pages below a branch, and the key that each begins with, b"" for the first one."""
-        page = self._read([number])[: self._page].tobytes()
-        itself, _, flags, lower, _ = PAGE.unpack_from(page)
-        if (itself, flags) != (number, BRANCH) or not PAGE.size < lower <= len(page) or lower % 2:
+    def _children(self, number: int, low: bytes, high: bytes | None) -> list[int]:
+        """The pages below a branch that may hold keys of a span."""
+        page, size = self._read([number]), self._page
+        itself, _, flags, lower, _ = PAGE.unpack_from(page.data)
+        if (itself, flags) != (number, BRANCH) or not PAGE.size < lower <= size or lower % 2:
             raise UnusualPagesError
-        keys: list[bytes] = []
-        children: list[int] = []
-        for place in memoryview(page)[PAGE.size : lower].cast("H"):
-            if place + NODE.size > len(page):
-                raise UnusualPagesError
-            one, two, three, size = NODE.unpack_from(page, place)
-            keys.append(page[place + NODE.size : place + NODE.size + size])
-            children.append(one | two << 16 | three << 32)
-        keys[0] = b""
-        return keys, children
+        places = page[PAGE.size : lower].view("<u2").astype(np.int64)
+        nodes = words_at(page, np.minimum(places, size - NODE.size))
+        ends = places + NODE.size + (nodes >> np.uint64(48)).astype(np.int64)
+        if (ends > size).any():
+            raise UnusualPagesError
+
+        def begins_with(child: int) -> bytes:
+            """The first key below a child; of the first one it is not said."""
+            return page[places[child] + NODE.size : ends[child]].tobytes() if child else b""
+
+        every = range(len(places))
+        begin = max(0, bisect_right(every, low, key=begins_with) - 1)
+        end = len(every) if high is None else max(begin + 1, bisect_left(every, high, key=begins_with))
+        children: list[int] = (nodes[begin:end] & _CHILD).tolist()
+        return children
 
     def _read(self, numbers: Sequence[int]) -> Bytes:
         """Pages into one buffer, with room behind them."""
