@@ -143,6 +143,13 @@ class JointSnapshot(Protocol):
         """
         ...
 
+    def within(
+        self, lows: Sequence[bytes], highs: Sequence[bytes], most: int
+    ) -> tuple[list[tuple[bytes, bytes]], list[int]] | None:
+        """All entries of some spans (disjoint and ascending), slice by slice, and how many were looked at in
+        each slice: more than `most` when not all were, which are many. None and errors as in `first`."""
+        ...
+
 
 class NodeView(Protocol):
     """What the scan endpoint knows of its node."""

@@ -34,6 +34,11 @@ class RowsCursor:
     def onward(self, count: int) -> list[Row]:
         return [(key, PUT + value) for key, value in islice(self._rows, count)]
 
+    def within(self, lows: Sequence[bytes], highs: Sequence[bytes], most: int) -> list[Row]:
+        spans = zip(lows, highs, strict=True)
+        rows = chain.from_iterable(block for low, high in spans for block in self._snapshot.rows(low, high))
+        return [(key, PUT + value) for key, value in islice(rows, most + 1)]
+
 
 class SpansByRows:
     """Mixes in `rows_of`, `entry_columns` and `levels`, by `rows`."""

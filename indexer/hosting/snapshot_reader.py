@@ -8,9 +8,12 @@ from typing import Protocol
 
 from indexer.store.formats.records import REMOVED
 from indexer.store.interface import SkipLine, StoreDamagedError, StoredDocument, StoreSnapshot
-from indexer.store.joint import LevelCursor, first_rows
+from indexer.store.joint import LevelCursor, first_rows, rows_within
 from keytide.model.byte_columns import EntryColumns
 from keytide.model.timestamp import Timestamp
+
+_Read = tuple[list[tuple[bytes, bytes]], list[int]]
+"""Entries, and how many were read of each slice."""
 
 
 @dataclass(slots=True)
@@ -202,6 +205,13 @@ class _TellingCursor:
             self._damaged(error.message)
             raise
 
+    def within(self, lows: Sequence[bytes], highs: Sequence[bytes], most: int) -> list[tuple[bytes, bytes]]:
+        try:
+            return self._cursor.within(lows, highs, most)
+        except StoreDamagedError as error:
+            self._damaged(error.message)
+            raise
+
 
 class JointReader:
     """A snapshot of several slices (`indexer.view.JointSnapshot`). For one thread.
@@ -247,6 +257,16 @@ class JointReader:
         self, low: bytes, high: bytes | None, reverse: bool, count: int
     ) -> tuple[list[tuple[bytes, bytes]], list[int]] | None:
         """See `indexer.view.JointSnapshot.first`."""
+        return self._held(lambda levels: first_rows(levels, low, high, reverse, count, REMOVED))
+
+    def within(
+        self, lows: Sequence[bytes], highs: Sequence[bytes], most: int
+    ) -> tuple[list[tuple[bytes, bytes]], list[int]] | None:
+        """See `indexer.view.JointSnapshot.within`."""
+        return self._held(lambda levels: rows_within(levels, lows, highs, most, REMOVED))
+
+    def _held(self, read: Callable[[Sequence[Sequence[LevelCursor]]], _Read | None]) -> _Read | None:
+        """Read the levels with a hold on the snapshots; None when there is none to be had."""
         held: list[tuple[HoldsSnapshots, OpenSnapshot]] = []
         try:
             for one in self._slices:
@@ -254,7 +274,7 @@ class JointReader:
                 if not ring.hold(snapshot):
                     return None
                 held.append(one)
-            return first_rows(self._levels, low, high, reverse, count, REMOVED)
+            return read(self._levels)
         finally:
             for ring, snapshot in held:
                 ring.give_back(snapshot)

@@ -37,6 +37,7 @@ from indexer.scan.local.reader import INLINE_ROWS, LocalReader
 from indexer.scan.peer.messages import (
     JointPage,
     JointRead,
+    JointSpans,
     LeaseReply,
     LeaseRequest,
     ReadReply,
@@ -88,13 +89,16 @@ class PagePeers(Peers):
         self._leases = GrantedLeases()
         self._asked: dict[bytes, asyncio.Task[LeaseReply]] = {}
         self._first = JointReads(view, self._leases, now_ms).first
-        self.first_here, self.read_here = self._page, self._other
+        self.first_here, self.within_here, self.read_here = self._page, self._spans, self._other
 
     def _page(self, asked: JointRead) -> JointPage:
         page = self._first(asked)
         if page is None:
             raise PassedOnError
         return page
+
+    def _spans(self, asked: JointSpans) -> JointPage:
+        raise PassedOnError
 
     async def _other(self, request: ReadRequest, gone: Gone | None = None) -> ReadReply:
         raise PassedOnError

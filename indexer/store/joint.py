@@ -49,7 +49,7 @@ Row = tuple[bytes, bytes]
 class LevelCursor(Protocol):
     """Reads one level of a commit, over and over, from one thread: tagged rows, removal markers too.
 
-    Both methods raise StoreDamagedError: what is stored cannot have been written.
+    All methods raise StoreDamagedError: what is stored cannot have been written.
     """
 
     def begin(self, low: bytes, high: bytes | None, reverse: bool, count: int) -> list[Row]:
@@ -59,6 +59,15 @@ class LevelCursor(Protocol):
 
     def onward(self, count: int) -> list[Row]:
         """The next ones of the same span."""
+        ...
+
+    def within(self, lows: Sequence[bytes], highs: Sequence[bytes], most: int) -> list[Row]:
+        """The rows of some spans, low <= key < high each, in ascending order; the first `most` + 1 of them if
+        they are more than `most`.
+
+        Args:
+            lows, highs: of each span, disjoint and ascending.
+        """
         ...
 
 
@@ -142,6 +151,51 @@ def first_rows(
         for source in chain.from_iterable(sources):
             if source.more and within(source.keys[-1], reached):
                 source.read_on()
+
+
+def rows_within(
+    slices: Sequence[Sequence[LevelCursor]],
+    lows: Sequence[bytes],
+    highs: Sequence[bytes],
+    most: int,
+    removed: bytes,
+) -> tuple[list[Row], list[int]] | None:
+    """The rows of some spans, low <= key < high each, of several slices: one slice after the other, of each
+    in ascending order.
+
+    Args:
+        slices, removed: as in `first_rows`.
+        lows, highs: of each span, disjoint and ascending.
+        most: rows that are looked at.
+
+    Returns:
+        Them, and how many rows of each slice were read, which are more than `most` when not all were; None
+        when they are not in order.
+    """
+    found: list[Row] = []
+    read: list[int] = []
+    for levels in slices:
+        rows: list[Row] = []
+        of_slice: dict[bytes, bytes] = {}
+        looked_at = 0
+        for level in levels:
+            given = level.within(lows, highs, most) if most >= 0 else []
+            if given:
+                most -= len(given)
+                looked_at += len(given)
+                if rows:  # a further level: newer rows hide older ones
+                    of_slice = of_slice or dict(rows)
+                    of_slice.update(given)
+                else:
+                    rows = given
+        read.append(looked_at)
+        keys = [key for key, _ in rows]
+        if not all(map(lt, keys, keys[1:])):
+            return None
+        if of_slice:
+            rows = [(key, of_slice[key]) for key in sorted(of_slice)]
+        found += [(key, value[1:]) for key, value in rows if value != removed]
+    return found, read
 
 
 def _bytes(rows: Sequence[Row]) -> int:

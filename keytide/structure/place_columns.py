@@ -29,17 +29,27 @@ def of_places(
     rings: Callable[[Rings], npt.NDArray[ToldT]],
     one: Callable[[bytes], ToldT | bool | float],
 ) -> npt.NDArray[ToldT]:
-    """What is asked of the place of each value.
-
-    Args:
-        values: of entries.
-        points, rings: tell it of many.
-        one: tells it of the geometry of a canonical key.
+    """What is asked of the place of each value (of entries). Else as `of_keys`.
 
     Raises:
         InvariantViolationError: a value was not made for a spatial index.
     """
-    keys = canonical_keys(values)
+    return of_keys(canonical_keys(values), srid, points, rings, one)
+
+
+def of_keys(
+    keys: Sequence[bytes],
+    srid: int,
+    points: Callable[[Floats, Floats], npt.NDArray[ToldT]],
+    rings: Callable[[Rings], npt.NDArray[ToldT]],
+    one: Callable[[bytes], ToldT | bool | float],
+) -> npt.NDArray[ToldT]:
+    """What is asked of the place of each canonical key.
+
+    Args:
+        points, rings: tell it of many.
+        one: tells it of the geometry of a canonical key.
+    """
     are, xs, ys = points_of(keys)
     of_points = points(xs, ys)
     if len(xs) == len(keys):

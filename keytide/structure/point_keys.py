@@ -30,9 +30,15 @@ LENGTH: Final = len(_PLAIN)
 _X: Final = len(_HEAD)
 _Y: Final = _X + _NUMBER
 _END: Final = _Y + _NUMBER
-_FIXED: Final = [at for at in range(LENGTH) if not (_X <= at < _Y - 1 or _Y <= at < _END - 1)]
-"""The bytes of such a key that are always the same."""
-_SAME: Final = np.frombuffer(_PLAIN, np.uint8)[_FIXED]
+_WRITTEN: Final = np.dtype(
+    {
+        "names": ["x_tag", "x", "y_tag", "y"],
+        "formats": ["u1", ">u8", "u1", ">u8"],
+        "offsets": [_X, _X + 1, _Y, _Y + 1],
+        "itemsize": LENGTH,
+    }
+)
+"""Where the numbers of such a key stand."""
 _BEFORE: Final = bytes((0xC4, LENGTH))
 """Of a byte string of that length in msgpack."""
 VALUE_HEAD: Final = pack_keyed_value(b"", None, _PLAIN)[:-LENGTH]
@@ -127,19 +133,37 @@ def points_of(
     if not any(whole):
         return np.zeros(len(keys), np.bool_), np.empty(0), np.empty(0)
     chosen = keys if all(whole) else [key for key, one in zip(keys, whole, strict=True) if one]
-    table = np.frombuffer(b"".join(chosen), np.uint8).reshape(-1, LENGTH)
-    tags = table[:, [_X, _Y]]
-    fine = (table[:, _FIXED] == _SAME).all(axis=1) & ((tags == TAG_NEGATIVE) | (tags == TAG_NUMBER)).all(
-        axis=1
-    )
+    written = np.frombuffer(b"".join(chosen), _WRITTEN)
     are = np.array(whole, np.bool_)
-    if not fine.all():
+    unlike = written.view(np.uint8).reshape(-1, LENGTH) & _MASK != _SAME
+    if unlike.any():
+        fine = ~unlike.any(axis=1)
         are[are] = fine
-        table = table[fine]
-    return are, doubles(table[:, _X:]), doubles(table[:, _Y:])
+        written = written[fine]
+    return are, doubles(written["x_tag"], written["x"]), doubles(written["y_tag"], written["y"])
 
 
-def doubles(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
-    """The numbers whose codes begin each row of a table: tag, then eight bytes."""
-    bits = np.ascontiguousarray(codes[:, 1:9]).view(">u8")[:, 0].astype(np.uint64)
-    return np.where(codes[:, 0] == TAG_NEGATIVE, ~bits, bits).view(np.float64)
+def mask_of(length: int, numbers: Sequence[int]) -> npt.NDArray[np.uint8]:
+    """The bits of an encoding that are the same whatever doubles, without residuals, stand in it.
+
+    Args:
+        numbers: where their codes begin.
+    """
+    mask = np.full(length, 0xFF, np.uint8)
+    for at in numbers:
+        mask[at] ^= TAG_NEGATIVE ^ TAG_NUMBER  # one bit
+        mask[at + 1 : at + 9] = 0
+    return mask
+
+
+def doubles(tags: npt.NDArray[np.uint8], written: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """The numbers of codes: their tags, and the eight bytes behind them."""
+    bits, negative = written.astype(np.uint64), tags == TAG_NEGATIVE
+    if negative.any():
+        bits = np.where(negative, ~bits, bits)
+    return bits.view(np.float64)
+
+
+_MASK: Final = mask_of(LENGTH, (_X, _Y))
+_SAME: Final = np.frombuffer(_PLAIN, np.uint8) & _MASK
+"""What is the same of such keys: all but the numbers."""

@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from keytide.collation import Json, encode_part
-from keytide.collation.layout import TAG_NEGATIVE, TAG_NUMBER
 from keytide.geometry import Frame, Rings
 from keytide.geometry.geojson import MOST_COORDINATES
-from keytide.structure.point_keys import doubles
+from keytide.structure.point_keys import doubles, mask_of
 
 _LEAST: Final = 4
 """Positions of a ring."""
@@ -26,9 +25,18 @@ _TAIL: Final = _PLAIN[len(_HEAD) + _WIDTH :]
 _SHORTEST: Final = len(_HEAD) + _LEAST * _WIDTH + len(_TAIL)
 _X: Final = 1
 _Y: Final = _X + 10
-_FIXED: Final = [0, _X + 9, _Y + 9, _WIDTH - 1]
-"""The bytes of a position that are always the same: where its list begins and ends, and no residuals."""
-_SAME: Final = np.frombuffer(_POSITION, np.uint8)[_FIXED]
+_MASK: Final = mask_of(_WIDTH, (_X, _Y))
+_SAME: Final = np.frombuffer(_POSITION, np.uint8) & _MASK
+"""What is the same of positions: where the list begins and ends, and no residuals."""
+_WRITTEN: Final = np.dtype(
+    {
+        "names": ["x_tag", "x", "y_tag", "y"],
+        "formats": ["u1", ">u8", "u1", ">u8"],
+        "offsets": [_X, _X + 1, _Y, _Y + 1],
+        "itemsize": _WIDTH,
+    }
+)
+"""Where the numbers of a position stand."""
 
 
 def is_ring_key(key: bytes) -> bool:
@@ -47,27 +55,32 @@ def are_ring_keys(keys: Sequence[bytes]) -> bool:
     if not all(map(is_ring_key, keys)):
         return False
     table = np.frombuffer(b"".join([key[len(_HEAD) : -len(_TAIL)] for key in keys]), np.uint8)
-    return bool((table.reshape(-1, _WIDTH)[:, _FIXED] == _SAME).all())
+    return not (table.reshape(-1, _WIDTH) & _MASK != _SAME).any()
 
 
 def rings_of(keys: Sequence[bytes], frame: Frame) -> tuple[npt.NDArray[np.bool_], Rings]:
     """Which of some keys are such polygons (bool[n]), closed and with coordinates in range; and those."""
     are = np.fromiter(map(is_ring_key, keys), np.bool_, len(keys))
     bodies = [keys[at][len(_HEAD) : -len(_TAIL)] for at in np.flatnonzero(are).tolist()]
-    table = np.frombuffer(b"".join(bodies), np.uint8).reshape(-1, _WIDTH)
+    written = np.frombuffer(b"".join(bodies), _WRITTEN)
     counts = np.array([len(body) for body in bodies], np.int64) // _WIDTH
+    at = np.empty((len(written), 2))
     if not len(counts):
-        return are, Rings(np.empty((0, 2)), counts, frame)
-    tags = table[:, [_X, _Y]]
-    at = np.stack((doubles(table[:, _X:]), doubles(table[:, _Y:])), axis=1)
-    fine = (table[:, _FIXED] == _SAME).all(axis=1)
-    fine &= ((tags == TAG_NEGATIVE) | (tags == TAG_NUMBER)).all(axis=1)
-    fine &= (np.abs(at) <= MOST_COORDINATES[frame]).all(axis=1)
+        return are, Rings(at, counts, frame)
+    at[:, 0] = doubles(written["x_tag"], written["x"])
+    at[:, 1] = doubles(written["y_tag"], written["y"])
     ends = counts.cumsum()
-    whole = np.logical_and.reduceat(fine, ends - counts) & (at[ends - counts] == at[ends - 1]).all(axis=1)
-    if not whole.all():
-        are[are] = whole
-    return are, Rings(at, counts, frame).some(whole)
+    starts = ends - counts
+    most = MOST_COORDINATES[frame]
+    rings = Rings(at, counts, frame)
+    unlike = written.view(np.uint8).reshape(-1, _WIDTH) & _MASK != _SAME
+    closed = at[starts] == at[ends - 1]
+    # (What is no number is not within the bounds.)
+    if not unlike.any() and closed.all() and (abs(at).max(axis=0) <= most).all():
+        return are, rings
+    fine = ~unlike.any(axis=1) & (abs(at) <= most).all(axis=1)
+    are[are] = whole = np.logical_and.reduceat(fine, starts) & closed.all(axis=1)
+    return are, rings.some(whole)
 
 
 def decoded_rings(keys: Sequence[bytes]) -> list[Json]:

@@ -281,7 +281,12 @@ def _failures() -> tuple[type[Exception], ...]:
 
 def spans_of(region: QueryShape) -> list[Span]:
     """The entries whose documents can meet a condition: ascending, disjoint."""
-    return [Span(cell_key(low), successor(cell_key(high))) for low, high in region.spans(MOST_SPANS)]
+    return spans_of_cells(region.spans(MOST_SPANS))
+
+
+def spans_of_cells(cells: Sequence[tuple[int, int]]) -> list[Span]:
+    """The entries of inclusive ranges of cells."""
+    return [Span(cell_key(low), successor(cell_key(high))) for low, high in cells]
 
 
 def intersected(first: Sequence[Span], second: Sequence[Span]) -> list[Span]:

@@ -39,6 +39,11 @@ class Rows:
         self.read += len(found)
         return found
 
+    def within(self, lows: Sequence[bytes], highs: Sequence[bytes], most: int) -> list[Row]:
+        spans = list(zip(lows, highs, strict=True))
+        rows = list(self.level.items()) if self.as_is else sorted(self.level.items())
+        return [row for row in rows if any(low <= row[0] < high for low, high in spans)][: most + 1]
+
 
 def read(
     slices: Sequence[Sequence[LevelCursor]], low: bytes, high: bytes | None, reverse: bool, count: int

@@ -27,6 +27,7 @@ from indexer.scan.peer.messages import (
     TIP,
     JointPage,
     JointRead,
+    JointSpans,
     LeaseReply,
     LeaseRequest,
     ReadReply,
@@ -158,6 +159,9 @@ class Endpoint:
             self.world.seen["read as one"] += 1
             JOURNEY.get().told.update({number: one.timestamp for number, one in page.replies.items()})
         return page
+
+    def within_here(self, asked: JointSpans) -> JointPage | None:
+        return None
 
     async def read_here(self, request: ReadRequest) -> ReadReply:
         self.check()

@@ -28,6 +28,7 @@ from indexer.scan.peer.health import PeerHealth
 from indexer.scan.peer.messages import (
     JointPage,
     JointRead,
+    JointSpans,
     LeaseReply,
     LeaseRequest,
     ReadMessage,
@@ -44,7 +45,7 @@ from indexer.scan.tasks import TASKS
 from indexer.store.fold.worker import Folder
 from indexer.store.formats.records import REMOVED
 from indexer.store.interface import Applied, Row, SkipLine, SliceStore, StoredDocument, StoreSnapshot
-from indexer.store.joint import first_rows
+from indexer.store.joint import LevelCursor, first_rows, rows_within
 from indexer.view import SliceTrouble
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
@@ -200,13 +201,24 @@ class FakeJoint:
     def first(
         self, low: bytes, high: bytes | None, reverse: bool, count: int
     ) -> tuple[list[Row], list[int]] | None:
+        with self._levels() as levels:
+            return None if levels is None else first_rows(levels, low, high, reverse, count, REMOVED)
+
+    def within(
+        self, lows: Sequence[bytes], highs: Sequence[bytes], most: int
+    ) -> tuple[list[Row], list[int]] | None:
+        with self._levels() as levels:
+            return None if levels is None else rows_within(levels, lows, highs, most, REMOVED)
+
+    @contextmanager
+    def _levels(self) -> Iterator[list[list[LevelCursor]] | None]:
         if [one.snapshots.get(self.number) for one in self.slices] != self.snapshots:
-            return None
+            yield None
+            return
         with ExitStack() as held:
             for one in self.snapshots:
                 held.callback(one.take().release)
-            levels = [one.levels() for one in self.snapshots]
-            return first_rows([one for one in levels if one is not None], low, high, reverse, count, REMOVED)
+            yield [levels for one in self.snapshots if (levels := one.levels()) is not None]
 
 
 Keep = Callable[[int, int, Timestamp, list[tuple[bytes, bytes]]], FakeSnapshot]
@@ -320,12 +332,14 @@ class DirectNodes:
     Attributes:
         down: nodes that cannot be reached.
         silent: nodes that do not answer.
+        joint: whether the entries of some spans are read as one.
     """
 
     def __init__(self, view: FakeView, readers: dict[str, LocalReader]) -> None:
         self.here = view.node_id
         self.health = PeerHealth(view.behind)
         self.readers = readers
+        self.joint = False
         self.down: set[str] = set()
         self.silent: set[str] = set()
         self.reads: list[tuple[str, ReadRequest]] = []
@@ -334,6 +348,10 @@ class DirectNodes:
     def first_here(self, asked: JointRead) -> JointPage | None:
         """Never: what is read as one has its own tests, and here requests are counted."""
         return None
+
+    def within_here(self, asked: JointSpans) -> JointPage | None:
+        """Never, too, but in worlds whose tests ask for it."""
+        return self.readers[self.here].within(asked) if self.joint else None
 
     async def read_here(self, request: ReadRequest) -> ReadReply:
         return await self.read(self.here, request, 0.0)

@@ -18,6 +18,7 @@ from indexer.scan.peer.health import BUDGET, LONG_HEDGE_S, SUSPECT_S, PeerHealth
 from indexer.scan.peer.messages import (
     JointPage,
     JointRead,
+    JointSpans,
     LeaseReply,
     LeaseRequest,
     ReadConsistency,
@@ -217,6 +218,9 @@ class Answering:
         self._does = does
 
     def first_here(self, asked: JointRead) -> JointPage | None:
+        raise NotImplementedError
+
+    def within_here(self, asked: JointSpans) -> JointPage | None:
         raise NotImplementedError
 
     async def read_here(self, request: ReadRequest) -> ReadReply:

@@ -10,7 +10,15 @@ import pytest
 from indexer.scan.gather.holds import HoldRegistry
 from indexer.scan.gather.scatter import Target
 from indexer.scan.peer.health import PeerHealth
-from indexer.scan.peer.messages import JointPage, JointRead, LeaseReply, LeaseRequest, ReadReply, ReadRequest
+from indexer.scan.peer.messages import (
+    JointPage,
+    JointRead,
+    JointSpans,
+    LeaseReply,
+    LeaseRequest,
+    ReadReply,
+    ReadRequest,
+)
 from keytide.http.node_protocol import NodeUnavailableError
 from tests.unit.scan_world import World
 from tests.unit.test_scan_service import BY_CITY, ByNode, people, run
@@ -27,6 +35,9 @@ class Keeping:
         self.asked: list[str] = []
 
     def first_here(self, asked: JointRead) -> JointPage | None:
+        raise NotImplementedError
+
+    def within_here(self, asked: JointSpans) -> JointPage | None:
         raise NotImplementedError
 
     async def read_here(self, request: ReadRequest) -> ReadReply:

@@ -48,13 +48,13 @@ class Peers:
     Attributes:
         here: id of this node.
         health: what was seen of the others.
-        first_here, read_here: read this node's slices.
+        first_here, within_here, read_here: read this node's slices.
     """
 
     def __init__(self, view: NodeView, local: LocalReader, nodes: NodeClient) -> None:
         self.here = view.node_id
         self.health = PeerHealth(view.behind)
-        self.first_here, self.read_here = local.first, local.read
+        self.first_here, self.within_here, self.read_here = local.first, local.within, local.read
         self._view = view
         self._local = local
         self._nodes = nodes

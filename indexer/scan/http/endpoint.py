@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from time import monotonic, perf_counter
 from typing import Any, Final, TypeVar
 
@@ -24,6 +25,7 @@ from indexer.scan.gather.scatter import CLIENT
 from indexer.scan.gather.service import ScanService
 from indexer.scan.http.openapi import INDEX_PATH, Examples, add_route
 from indexer.scan.http.problems import OnBug, problem_response
+from indexer.scan.local.once import NotShortError
 from indexer.scan.local.reader import INLINE_ROWS, LocalReader
 from indexer.scan.nearest.rows import scan_nearest
 from indexer.scan.peer.messages import (
@@ -218,6 +220,9 @@ class Endpoint:
         if form is not None:
             return await form(request, name, parsed)
         if (near := parsed.near) is not None and near.limit is not None:
+            with suppress(NotShortError):  # most are
+                gone = gone_of(request)
+                return await self.answer(scan_nearest(self.shared, name, parsed, near, gone, soon=True))
             return await self.long_answer(
                 request, parsed, lambda service, gone: scan_nearest(service.shared, name, parsed, near, gone)
             )

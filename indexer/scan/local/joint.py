@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, Protocol
 
 from msgspec import structs
 
-from indexer.scan.peer.messages import Entry, JointPage, JointRead, SliceReply
+from indexer.scan.peer.messages import Entry, JointPage, JointRead, JointSpans, SliceReply
 from indexer.scan.plan.directory import rebuilding
 from indexer.view import JointSnapshot, NodeView, StoreDamagedError
 from keytide.catalog.catalog import Catalog
@@ -38,9 +38,11 @@ _Key = tuple[str, tuple[int, ...], int, int]
 
 
 class _LookedUp(NamedTuple):
-    """A snapshot, what its slices say of it, and under which dictionary it was checked."""
+    """A snapshot, what its slices say of it, whether its documents may have several entries, and under which
+    dictionary it was checked."""
 
     snapshot: JointSnapshot
+    several: bool
     replies: Mapping[int, SliceReply]
     catalog: Catalog
     offset: int
@@ -107,6 +109,16 @@ class JointReads:
         )
         return JointPage(entries, read, replies, leased)
 
+    def within(self, asked: JointSpans) -> JointPage | None:
+        """All entries of some spans; None when they are many, or to be read slice by slice."""
+        key = (asked.index, asked.slices, asked.number, asked.incarnation)
+        found = self._known_or_new(
+            key, lambda one: one.snapshot.within(asked.lows, asked.highs, asked.most), several=True
+        )
+        if found is None or sum(found[1].values()) > asked.most:
+            return None
+        return JointPage(*found, leased=False)
+
     def _one_by_one(self, asked: JointRead) -> _Found | None:
         """The entries of slices whose order is theirs."""
         ahead = gt if asked.reverse else lt
@@ -131,20 +143,38 @@ class JointReads:
     def _read(self, asked: JointRead, slices: tuple[int, ...], count: int) -> _Found | None:
         """The first entries of some of the slices."""
         key = (asked.index, slices, asked.number, asked.incarnation)
-        known = self._known.get(key)
+        return self._known_or_new(
+            key, lambda one: one.snapshot.first(asked.low, asked.high, asked.reverse, count), several=False
+        )
+
+    def _known_or_new(
+        self,
+        key: _Key,
+        read: Callable[[_LookedUp], tuple[list[Entry], list[int]] | None],
+        *,
+        several: bool,
+    ) -> _Found | None:
+        """Read a snapshot that is known, or is looked up.
+
+        Args:
+            several: whether the documents may have several entries; else none is read that has.
+        """
+        slices, known = key[1], self._known.get(key)
         try:
             found = None
             if known is not None and self._holds(known):
-                found = known.snapshot.first(asked.low, asked.high, asked.reverse, count)
-            if found is None and (known := self._look_up(key)) is not None:
-                found = known.snapshot.first(asked.low, asked.high, asked.reverse, count)
+                if known.several and not several:
+                    return None
+                found = read(known)
+            if found is None and (known := self._look_up(key, several)) is not None:
+                found = read(known)
         except StoreDamagedError:
             found = None  # the slice's ring knows, and gives nothing out: whoever reads it alone is told why
         if known is None or found is None:
             self._known.pop(key, None)
             return None
-        entries, read = found
-        return entries, dict(zip(slices, read, strict=True)), self._replies(key, known)
+        entries, counts = found
+        return entries, dict(zip(slices, counts, strict=True)), self._replies(key, known)
 
     def _replies(self, key: _Key, one: _LookedUp) -> Mapping[int, SliceReply]:
         """What the slices say: the same as last time, unless one has committed since."""
@@ -161,12 +191,13 @@ class JointReads:
         catalog = self._view.catalog()
         return catalog is one.catalog and catalog.offset == one.offset
 
-    def _look_up(self, key: _Key) -> _LookedUp | None:
-        """Find a snapshot, and check it; None when it is to be read slice by slice."""
+    def _look_up(self, key: _Key, several: bool) -> _LookedUp | None:
+        """Find a snapshot, and check it; None when it is to be read slice by slice. (`_known_or_new` has
+        `several`.)"""
         index, slices, number, incarnation = key
         catalog = self._view.catalog()
         record, offset = catalog.index(index), catalog.offset
-        if record is None or record.definition.structure.several:
+        if record is None or (record.definition.structure.several and not several):
             return None
         if not slices or any(rebuilding(catalog, index, one) for one in slices):
             return None
@@ -183,5 +214,5 @@ class JointReads:
         }
         while len(self._known) >= REMEMBERED:
             del self._known[next(iter(self._known))]
-        self._known[key] = _LookedUp(snapshot, replies, catalog, offset)
+        self._known[key] = _LookedUp(snapshot, record.definition.structure.several, replies, catalog, offset)
         return self._known[key]

@@ -78,7 +78,7 @@ class LocalReader:
 
     Attributes:
         threads: the threads.
-        first: reads slices as one (`JointReads.first`).
+        first, within: read slices as one (`JointReads`).
     """
 
     def __init__(
@@ -95,7 +95,8 @@ class LocalReader:
         self._view = view
         self._now = now
         self._leases = LeaseRegistry(view, max_leases, longest_lease_s, client_leases)
-        self.first = JointReads(view, self._leases, now).first
+        joint = JointReads(view, self._leases, now)
+        self.first, self.within = joint.first, joint.within
         self._search = SliceSearch(view, tasks or {}, examined)
         self.threads = ReadThreads(long_readers)
 

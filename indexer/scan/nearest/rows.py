@@ -11,7 +11,10 @@ from indexer.scan.gather.reads import Reads, WrittenAnswer
 from indexer.scan.gather.scatter import Target
 from indexer.scan.gather.service import encoded, first_lease_ms, page_bounds
 from indexer.scan.gather.story import explain
-from indexer.scan.nearest.search import Nearest, nearest
+from indexer.scan.local.once import NotShortError
+from indexer.scan.nearest.found import Nearest
+from indexer.scan.nearest.here import nearest_here
+from indexer.scan.nearest.search import nearest
 from indexer.scan.peer.messages import TIP
 from indexer.scan.plan.errors import UnknownIndexError
 from indexer.scan.plan.spatial import nearest_of
@@ -21,9 +24,17 @@ from indexer.scan.shape.rows import RowMaker, encode
 
 
 async def scan_nearest(
-    shared: Reads, name: str, request: ScanRequest, near: Near, gone: Gone
+    shared: Reads, name: str, request: ScanRequest, near: Near, gone: Gone, *, soon: bool = False
 ) -> WrittenAnswer:
-    """The answer of `POST /v1/indexes/{name}/scan` whose `near` has a limit. Raises as `ScanService.scan`."""
+    """The answer of `POST /v1/indexes/{name}/scan` whose `near` has a limit.
+
+    Args:
+        soon: if it is soon done.
+
+    Raises:
+        NotShortError: it is not.
+        KeytideError, ReaderGoneError: as `ScanService.scan`.
+    """
     index = await shared.ready_index(name, request, gone)
     seen = shared.session(request)
     wanted, _ = page_bounds(near.limit, 0, shared.settings)
@@ -34,8 +45,15 @@ async def scan_nearest(
     to = nearest_of(near, record.definition.keys[0].expression, index.shape.srid)
     maker = RowMaker(index.shape, request.columns)
 
+    reach = math.inf if near.metres is None else near.metres
+
     async def work(target: Target) -> Nearest:
-        return await nearest(target, shared, to, wanted, math.inf if near.metres is None else near.metres)
+        if not soon:
+            return await nearest(target, shared, to, wanted, reach)
+        found = nearest_here(target, shared, to, wanted, reach, ties=False)
+        if found is None:
+            raise NotShortError
+        return found
 
     agreed = await shared.read(index, selection, request, seen, gone, work, first_lease_ms(shared))
     seen = shared.seen_too(seen, index, agreed.stamp)

@@ -9,13 +9,15 @@ wanted, with a narrower one. The next radius follows from how many were found in
 how dense the index was where it was asked before.
 
 Each search reads the cells of its whole circle again: the last one costs more than all before it.
+
+Where all slices are here, and there is not much around the place, it is found the short way
+(`indexer.scan.nearest.here`).
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Final
 
@@ -23,55 +25,27 @@ import numpy as np
 
 from indexer.scan.gather.gather import examine, gather
 from indexer.scan.gather.reads import Reads
-from indexer.scan.gather.scatter import SliceAnswers, Target
+from indexer.scan.gather.scatter import Target
 from indexer.scan.gather.service import UNREADABLE
 from indexer.scan.gather.story import add_answers
+from indexer.scan.nearest.found import FARTHEST, GROWTH, WIDEST, Measured, Nearest, cut
+from indexer.scan.nearest.here import cells_within, nearest_here
 from indexer.scan.nearest.measuring import DistanceColumn
 from indexer.scan.peer.messages import Entry, OutOfTimeError
 from indexer.scan.plan.radii import sought
 from keytide.catalog.partitioning import Partitioning, slices_of_cells
 from keytide.collation import Span
-from keytide.definition.expression import DistanceTo, Relates
-from keytide.definition.spatial.meaning import query_shape
-from keytide.errors import CallerError
-from keytide.geometry import CELL_BYTES, NotAGeometryError
+from keytide.definition.expression import DistanceTo
+from keytide.geometry import NotAGeometryError
 from keytide.structure.place_columns import are_quick
-from keytide.structure.spatial import PLANAR_SRID, intersected, spans_of
+from keytide.structure.spatial import PLANAR_SRID, intersected, spans_of_cells
 
-Measured = tuple[float, Entry]
-"""An entry, behind how far away it is."""
 ROW_LIMIT: Final = 1_000
 """Entries of a search beyond which a narrower one is tried, or eight times as many as are wanted."""
-FARTHEST: Final = 20_100_000.0
-"""Metres: from anywhere on the globe all of it lies within."""
-WIDEST: Final = 1e15
-"""Units of a plane: beyond, all of it is read."""
-_GROWTH: Final = 8.0
 MOST_NARROWED: Final = 8
 """Times that a narrower one is tried: what is still too much lies in one place."""
 _NARROWEST: Final = 1.1
 """Between a radius with too few and one with too many: what is left is read."""
-
-
-@dataclass(slots=True)
-class Nearest(SliceAnswers):
-    """What was found.
-
-    Attributes:
-        entries: the wanted ones, the nearest first, those at one distance by their ids; with `ties` also
-            those that are as far away as the last one.
-        searches: how many radii were tried.
-    """
-
-    entries: list[Measured] = field(default_factory=list)
-    searches: int = 0
-
-
-class TooManyNearestError(CallerError):
-    """More rows are equally far away than a node holds to put them in order."""
-
-    problem_type = "too-many-rows"
-    status = 422
 
 
 async def nearest(
@@ -88,12 +62,15 @@ async def nearest(
         TooManyNearestError: more than `scan.max_sort_rows` are to be held.
         SnapshotMissingError, RetryableError: as `service.page_of`.
     """
+    if (soon := nearest_here(target, shared, to, wanted, reach, ties=ties)) is not None:
+        return soon
     result = Nearest()
     record = shared.view.catalog().index(target.index)
     by_cell = record is not None and record.definition.partitioned_by_cell
     rule = Partitioning.of(record.definition, record.splits) if record is not None and by_cell else None
     column, spans = DistanceColumn(to), list(target.spans)
-    search = _Search(target, shared, to, wanted, ties, result, spans, rule, column)
+    most_ties = shared.settings.max_sort_rows if ties else None
+    search = _Search(target, shared, to, wanted, most_ties, result, spans, rule, column)
     whole = min(WIDEST if to.place.srid == PLANAR_SRID else FARTHEST, reach)
     low, high, narrowed = 0.0, math.inf, 0  # radii with too few, and with too much to look at
     radius = min(shared.radii.first(target.index, wanted), whole)
@@ -105,7 +82,7 @@ async def nearest(
         found = await search.within(spans, math.inf if is_last else radius, every=every)
         if found is None:
             high, narrowed = radius, narrowed + 1
-            radius = math.sqrt(low * high) if low else radius / _GROWTH
+            radius = math.sqrt(low * high) if low else radius / GROWTH
             if low and high / low < _NARROWEST:
                 narrowed = MOST_NARROWED
             continue
@@ -115,23 +92,13 @@ async def nearest(
             result.entries = nearest_ones
             return result
         low = radius
-        wider = radius * math.sqrt(sought(wanted) / lie_within) if lie_within else radius * _GROWTH
-        radius = min(max(wider, radius * 1.5), radius * _GROWTH**2, whole)
+        wider = radius * math.sqrt(sought(wanted) / lie_within) if lie_within else radius * GROWTH
+        radius = min(max(wider, radius * 1.5), radius * GROWTH**2, whole)
         if radius >= high:
             if every or high / low < _NARROWEST**2:  # what is too much lies around here: it has to be read
                 high, narrowed = math.inf, MOST_NARROWED
             else:
                 radius = math.sqrt(low * high)
-
-
-def _place(one: Measured) -> tuple[float, bytes]:
-    """What the nearest are ordered by: how far away, and the document's id. (A document's entry is another
-    one by the radius that finds it.)"""
-    return one[0], one[1][0][CELL_BYTES:]
-
-
-def _distance(one: Measured) -> float:
-    return one[0]
 
 
 @dataclass(slots=True)
@@ -140,6 +107,7 @@ class _Search:
 
     Attributes:
         spans: those of the target.
+        most_ties: as in `cut`.
         rule: how cells fall to slices, None where they do not.
     """
 
@@ -147,7 +115,7 @@ class _Search:
     shared: Reads
     to: DistanceTo
     wanted: int
-    ties: bool
+    most_ties: int | None
     result: Nearest
     spans: list[Span]
     rule: Partitioning | None
@@ -155,9 +123,8 @@ class _Search:
 
     def around(self, radius: float) -> list[Span]:
         """What of the target may lie within a radius."""
-        circle = Relates("dwithin", self.to.operand, self.to.place, radius)
-        with query_shape(circle) as shape:
-            return intersected(self.spans, spans_of(shape))
+        cells = cells_within(self.to, self.column.place, radius)
+        return intersected(self.spans, spans_of_cells(cells))
 
     def at(self, spans: list[Span]) -> Target:
         """The target, of those of its slices that can hold entries of some spans."""
@@ -203,8 +170,8 @@ class _Search:
             if more and looked_at >= most and not every:
                 return None
             if len(kept) > 2 * most:
-                kept = self._cut(kept)
-        return self._cut(kept), lie_within
+                kept = cut(kept, self.wanted, self.most_ties)
+        return cut(kept, self.wanted, self.most_ties), lie_within
 
     async def _measured(self, entries: list[Entry], most: float) -> list[Measured]:
         """The entries that are at most so far away."""
@@ -218,23 +185,3 @@ class _Search:
         ):
             return work()
         return await self.shared.local.threads.run(work)
-
-    def _cut(self, found: list[Measured]) -> list[Measured]:
-        """The wanted ones of those that were found, in their order.
-
-        Raises:
-            TooManyNearestError: too many are as far away as the last one.
-        """
-        found.sort(key=_place)
-        if len(found) <= self.wanted:
-            return found
-        if not self.ties:
-            return found[: self.wanted]
-        end = bisect_right(found, found[self.wanted - 1][0], key=_distance)
-        if end > self.shared.settings.max_sort_rows:
-            raise TooManyNearestError(
-                f"more than {self.shared.settings.max_sort_rows} rows are equally far away "
-                "(scan.max_sort_rows)",
-                next_step="order by the distance alone, or narrow the condition",
-            )
-        return found[:end]

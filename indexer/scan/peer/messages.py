@@ -322,8 +322,25 @@ class JointRead(msgspec.Struct, frozen=True, gc=False):
     client: str
 
 
+class JointSpans(msgspec.Struct, frozen=True, gc=False):
+    """All entries of some spans of some slices of this node, if they are few.
+
+    Attributes:
+        lows, highs: of each span, disjoint and ascending.
+        most: entries that are looked at.
+    """
+
+    index: str
+    slices: tuple[int, ...]
+    number: int
+    incarnation: int
+    lows: list[bytes]
+    highs: list[bytes]
+    most: int
+
+
 class JointPage(NamedTuple):
-    """What a `JointRead` has found.
+    """What a `JointRead` has found, in their order; or a `JointSpans`, slice by slice.
 
     Attributes:
         read: slice -> how many entries were looked at.
@@ -357,6 +374,10 @@ class SliceReader(Protocol):
     def first_here(self, asked: JointRead) -> JointPage | None:
         """Of slices of this node, at once; None when they are to be read by `read_here`, which also tells
         what is the matter."""
+        ...
+
+    def within_here(self, asked: JointSpans) -> JointPage | None:
+        """The same of all entries of some spans; None when they are too many, too."""
         ...
 
     async def read_here(self, request: ReadRequest) -> ReadReply: ...

@@ -11,11 +11,13 @@ _REMEMBERED: Final = 1_000
 _MARGIN: Final = 3.0
 """Those within a circle vary by the root of their number: so many roots more than the wanted ones are hardly
 ever too few."""
+FEW_MORE: Final = 1.5
+"""The same where it costs less to search once more, now and then, than to read more each time."""
 
 
-def sought(wanted: int) -> float:
+def sought(wanted: int, margin: float = _MARGIN) -> float:
     """How many a search is to find."""
-    return wanted + _MARGIN * math.sqrt(wanted)
+    return wanted + margin * math.sqrt(wanted)
 
 
 class Radii:
@@ -25,10 +27,10 @@ class Radii:
     def __init__(self) -> None:
         self._spacing: dict[str, float] = {}
 
-    def first(self, index: str, wanted: int) -> float:
+    def first(self, index: str, wanted: int, margin: float = _MARGIN) -> float:
         """For so many entries of an index (id)."""
         spacing = self._spacing.get(index)
-        return FIRST_RADIUS if spacing is None else spacing * math.sqrt(sought(wanted))
+        return FIRST_RADIUS if spacing is None else spacing * math.sqrt(sought(wanted, margin))
 
     def note(self, index: str, radius: float, found: int) -> None:
         """So many entries lay within a radius."""

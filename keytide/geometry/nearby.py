@@ -1,0 +1,130 @@
+"""The nearest of many places to a point on the globe: which can be among them, told by bounds, and how far
+away those are.
+
+Theory of operation
+===================
+The exact distance (`keytide.geometry.distance`) is dear, so it is measured of those only that can be among
+the nearest. Of each place two bounds are known: it is not nearer than one, nor farther than the other. Where
+the upper bounds of as many as are wanted are at most u, whatever is farther than u by its lower bound is none
+of them, nor as far away as the last of them.
+
+Bounds are chords of the unit sphere, widened by what the spheroid differs from it and what rounding comes to:
+
+* of a point, its chord, twice;
+* of a polygon, from above the chord to the nearest of its corners, from below that to the circle about the
+  mean of its corners which holds them: less than a hemisphere, a circle holds the edges between them as well,
+  and what they go round. Both take no sine of a corner: the square of the chord between positions that differ
+  by (x, y), in radians, at the latitudes p and q, is 4 sin^2(y / 2) + 4 cos p cos q sin^2(x / 2), and so at
+  most y^2 + cos p cos q x^2.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from keytide.geometry.cells.disc import disc_spans
+from keytide.geometry.cells.quick import vector_of
+from keytide.geometry.distance import geodesics, ring_distances
+from keytide.geometry.shapes import Geometry, Rings
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+ACROSS: Final = 4
+"""Cells side by side of a disc: it has some 15 ranges, with 2.7 times its area."""
+_ROUNDING: Final = 1e-9
+"""Radians, 6 mm: far more than bounds are wrong by."""
+_WIDEST: Final = 1.0
+"""Radians, of the circle about a polygon: less than a hemisphere, with much to spare."""
+
+
+def spans_around(place: Geometry, metres: float) -> list[tuple[int, int]] | None:
+    """Inclusive ranges of cell ids, disjoint and ascending: whatever lies within a distance of a point on the
+    globe has one of its `cells_of` in one of them. None where that is not the way: of wide discs."""
+    from keytide.geometry.drawn.sphere import EARTH_RADIUS, SPHEROID_SLACK
+
+    angle = metres / (EARTH_RADIUS * (1 - SPHEROID_SLACK)) + _ROUNDING
+    return disc_spans(vector_of(place.x, place.y), angle, ACROSS)
+
+
+def nearest_points(place: Geometry, xs: Floats, ys: Floats, wanted: int) -> Floats:
+    """How far the nearest of many points on the globe, in range, are from one.
+
+    Args:
+        wanted: how many of them, at least 1.
+
+    Returns:
+        Metres, as `distance` has them; infinite for some of those that are farther away than as many as are
+        wanted.
+    """
+    import numpy as np
+
+    from keytide.geometry.drawn.sphere import vectors
+
+    at, here = np.stack((xs, ys), axis=1), np.array([[place.x, place.y]])
+    if len(at) <= wanted:
+        return geodesics(at, here)
+    chord2 = ((vectors(at) - vectors(here)) ** 2).sum(axis=1)
+    some = np.flatnonzero(chord2 <= _farthest(chord2, wanted) ** 2)
+    found = np.full(len(at), np.inf)
+    found[some] = geodesics(at[some], here)
+    return found
+
+
+def nearest_rings(place: Geometry, rings: Rings, wanted: int) -> Floats:
+    """The same of many polygons."""
+    import numpy as np
+
+    if len(rings) <= wanted:
+        return ring_distances(place, rings)
+    least, most = ring_bounds(place, rings)
+    some = least <= _farthest(most, wanted)
+    found = np.full(len(rings), np.inf)
+    found[some] = ring_distances(place, rings.some(some))
+    return found
+
+
+def ring_bounds(place: Geometry, rings: Rings) -> tuple[Floats, Floats]:
+    """Of polygons on the globe, between which bounds the chord lies to what of each is nearest to a point:
+    (chords, squared chords)."""
+    import numpy as np
+
+    from keytide.geometry.drawn.sphere import vectors
+
+    counts = rings.counts
+    starts = counts.cumsum() - counts
+    at = np.radians(rings.at.T)
+    middles = np.add.reduceat(at, starts, axis=1) / counts
+    # The cosine of the latitude of each ring that is nearest to the equator.
+    lowest = np.minimum.reduceat(np.abs(at[1]), starts)
+    cosine = np.cos(lowest)
+    here = np.radians(np.array([[place.x], [place.y]]))
+    (x, y), scale = at - here, cosine * math.cos(math.radians(place.y))
+    y *= y
+    x *= x
+    most = np.minimum.reduceat(y + np.repeat(scale, counts) * x, starts)
+    x, y = at - np.repeat(middles, counts, axis=1)
+    y *= y
+    x *= x
+    width2 = np.maximum.reduceat(y + np.repeat(cosine * np.cos(middles[1]), counts) * x, starts)
+    away2 = ((vectors(np.degrees(middles.T)) - vectors(np.degrees(here.T))) ** 2).sum(axis=1)
+    # Chords to what is inside of the circle: its chord is less than the angle by a 24th of the cube.
+    width = np.sqrt(width2)
+    least = np.sqrt(away2) - width
+    return np.where(width < _WIDEST, least, 0.0), most
+
+
+def _farthest(most: Floats, wanted: int) -> float:
+    """The chord on the sphere of whatever may be as near on the spheroid as so many of which squared chords
+    are known."""
+    import numpy as np
+
+    from keytide.geometry.drawn.sphere import SPHEROID_SLACK, angle_of, chord2_of
+
+    chord2 = np.partition(most, wanted - 1)[wanted - 1 : wanted]
+    angle = float(angle_of(chord2)[0]) * (1 + SPHEROID_SLACK) / (1 - SPHEROID_SLACK) + _ROUNDING
+    return math.sqrt(chord2_of(angle))
