@@ -180,18 +180,19 @@ def rows_within(
         looked_at = 0
         for level in levels:
             given = level.within(lows, highs, most) if most >= 0 else []
-            if given:
-                most -= len(given)
-                looked_at += len(given)
-                if rows:  # a further level: newer rows hide older ones
-                    of_slice = of_slice or dict(rows)
-                    of_slice.update(given)
-                else:
-                    rows = given
+            if not given:
+                continue
+            keys = [key for key, _ in given]
+            if not all(map(lt, keys, keys[1:])):
+                return None
+            most -= len(given)
+            looked_at += len(given)
+            if rows:  # newer ones hide them
+                of_slice = of_slice or dict(rows)
+                of_slice.update(given)
+            else:
+                rows = given
         read.append(looked_at)
-        keys = [key for key, _ in rows]
-        if not all(map(lt, keys, keys[1:])):
-            return None
         if of_slice:
             rows = [(key, of_slice[key]) for key in sorted(of_slice)]
         found += [(key, value[1:]) for key, value in rows if value != removed]

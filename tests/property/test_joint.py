@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from indexer.store import joint
 from indexer.store.formats.records import PUT, REMOVED
 from indexer.store.interface import Row
-from indexer.store.joint import LOOKED_AT, LOOKED_AT_BYTES, MERGED, SPARE, LevelCursor, first_rows
+from indexer.store.joint import (
+    LOOKED_AT,
+    LOOKED_AT_BYTES,
+    MERGED,
+    SPARE,
+    LevelCursor,
+    first_rows,
+    rows_within,
+)
 from tests import share
 
 Level = dict[bytes, bytes]
@@ -100,6 +108,27 @@ def test_the_first_rows_are_those_of_all_slices(
     cursors: list[list[LevelCursor]] = [[Rows(level) for level in levels] for levels in slices]
     for _ in range(2):  # cursors are used again and again
         assert read(cursors, *bounds, reverse, count) == oracle(slices, *bounds, reverse, count)
+
+
+@settings(max_examples=share.examples(300))
+@given(worlds(), st.lists(KEYS, max_size=8, unique=True).map(sorted))
+def test_the_rows_of_spans_are_those_of_all_slices(slices: list[list[Level]], ends: list[int]) -> None:
+    bounds = [b"k%03d" % end for end in ends]
+    lows, highs = bounds[: len(bounds) // 2 * 2 : 2], bounds[1::2]
+    cursors: list[list[LevelCursor]] = [[Rows(level) for level in levels] for levels in slices]
+    expected = [
+        row for low, high in zip(lows, highs, strict=True) for row in oracle(slices, low, high, False, 500)
+    ]
+    found = rows_within(cursors, lows, highs, 2_000, REMOVED)
+    assert found is not None
+    assert sorted(found[0]) == expected
+    assert len(found[1]) == len(slices)
+
+
+def test_rows_of_spans_that_cannot_have_been_written_are_left_to_others() -> None:
+    torn = Rows({b"b": PUT, b"a": PUT}, as_is=True)
+    for levels in ([torn], [Rows({b"c": PUT}), torn]):
+        assert rows_within([levels], [b""], [b"z"], 10, REMOVED) is None
 
 
 def test_no_slices_have_no_rows() -> None:

@@ -15,7 +15,7 @@ import pytest
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.formats.records import REMOVED
 from indexer.store.interface import Applied, Row, SliceStore, StoreSnapshot
-from indexer.store.joint import first_rows
+from indexer.store.joint import first_rows, rows_within
 from indexer.store.lmdb.leaves import LeafReader
 from indexer.store.lmdb.merge import Bounds, live_blocks
 from indexer.store.lmdb.snapshot import LmdbSnapshot
@@ -123,6 +123,23 @@ def test_levels_are_read_as_rows_are(
         rows = [row for block in held.rows(low, until, reverse, count) for row in block]
         assert found is not None
         assert found[0] == rows
+    for _ in range(40):
+        spans = [
+            (low, high)
+            for low, high in spans_of(chance, chance.choice([1, 3, 60, 400]), chance.choice([2, 20, 500]))
+            if high is not None
+        ]
+        lows, highs = [low for low, _ in spans], [high for _, high in spans]
+        each = [row for low, high in spans for block in held.rows(low, high) for row in block]
+        within = rows_within([levels], lows, highs, 2 * NUMBERS, REMOVED)
+        assert within is not None
+        assert within[0] == each
+        assert len(each) <= sum(within[1]) <= 2 * NUMBERS
+        most = chance.randrange(len(each) + 1)
+        some = rows_within([levels], lows, highs, most, REMOVED)
+        assert some is not None
+        assert (sum(some[1]) > most) == (sum(within[1]) > most)
+        assert sum(some[1]) <= 2 * most + 2
     held.close()
 
 

@@ -39,7 +39,7 @@ from keytide.structure.spatial import MOST_SPANS, PLANAR_SRID
 MOST_ENTRIES: Final = 1_000
 """Of a search, half a millisecond to read."""
 _SEARCHES: Final = 6
-"""From the first radius where nothing is known to all of the globe."""
+"""The last one is of all that there is, which may be little."""
 _WHOLE: Final = [Span()]
 _ALL: Final = b"\xff"
 """Above every cell."""
@@ -58,9 +58,9 @@ def nearest_here(
     whole = WIDEST if to.place.srid == PLANAR_SRID else FARTHEST
     result, slices = Nearest(), tuple(sorted(target.nodes))
     radius = min(shared.radii.first(target.index, wanted, FEW_MORE), whole)
-    for _ in range(_SEARCHES):
+    while result.searches < _SEARCHES:
         result.searches += 1
-        is_last = radius >= whole
+        is_last = radius >= whole or result.searches == _SEARCHES
         cells = None if is_last else cells_within(to, column.place, radius)
         entries = _read(target, shared, slices, cells, result)
         if entries is None:

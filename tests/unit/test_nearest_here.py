@@ -1,0 +1,199 @@
+"""The nearest the short way, of slices that are all here: what all documents, measured one by one, give; and
+what is left to the long way, which gives the same."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from indexer.scan.local.once import NotShortError
+from indexer.scan.nearest.here import MOST_ENTRIES
+from indexer.scan.nearest.rows import scan_nearest
+from indexer.scan.query.queries import QueryService
+from indexer.scan.query.request import QueryRequest
+from indexer.scan.request.request import Near, ScanRequest
+from keytide.geometry import NotAGeometryError, distance, geometry_of, point
+from keytide.structure.place_columns import MOST_AREA_BYTES
+from keytide.structure.spatial import frame_of
+from tests import geometry_shapes as shapes
+from tests.unit.scan_world import Doc, World
+from tests.unit.test_spatial_reads import BY_CELL, BY_ID, SPLITS, around, dot, never, square
+
+Answer = dict[str, Any]
+
+
+class Here:
+    """One node with places, all of whose slices are read as one.
+
+    Args:
+        places: by id.
+    """
+
+    def __init__(self, statement: str, srid: int, places: dict[str, Answer]) -> None:
+        splits = ", ".join(map(str, SPLITS[srid]))
+        self.srid, self.places = srid, places
+        self.world = World(statement.format(srid=f"srid={srid}", splits=splits), node_count=1)
+        docs = [Doc([place], id_, b'{"n":%d}' % at) for at, (id_, place) in enumerate(places.items())]
+        self.world.commit(1, {"by_place": docs})
+
+    def ask(self, asked: Sequence[tuple[Sequence[float], int]], *, soon: bool, **more: Any) -> list[Answer]:
+        """The answers of one endpoint, one after the other: the nearest to each point, so many.
+
+        Raises:
+            NotShortError: one is not had soon, and is to be.
+        """
+
+        async def main() -> list[Answer]:
+            service = self.world.services()["n0"]
+            self.world.nodes["n0"].joint = True
+            answers = []
+            for place, limit in asked:
+                near = Near(point=list(place), limit=limit)
+                request = ScanRequest(near=near, explain=True, **more)
+                answer = await scan_nearest(service.shared, "by_place", request, near, never, soon=soon)
+                answers.append(json.loads(answer.body))
+            return answers
+
+        return asyncio.run(main())
+
+    def check(self, place: Sequence[float], limit: int, answer: Answer) -> None:
+        """See that an answer is that of all documents."""
+        frame = frame_of(self.srid)
+        here = point(place[0], place[1], frame)
+        away = {id_: distance(geometry_of(one, frame), here) for id_, one in self.places.items()}
+        expected = sorted((far, id_) for id_, far in away.items())[:limit]
+        rows = answer["rows"]
+        told = [row["distance"] for row in rows]
+        assert told == sorted(told)
+        assert told == pytest.approx([far for far, _ in expected], rel=1e-12, abs=1e-8)
+        assert len({row["id"] for row in rows}) == len(rows)
+        for row, far in zip(rows, told, strict=True):
+            assert far == pytest.approx(away[row["id"]], rel=1e-12, abs=1e-8)
+            assert row["key"][0]["type"] == self.places[row["id"]]["type"]
+        for one, other in itertools.pairwise(rows):
+            assert one["distance"] < other["distance"] or one["id"] < other["id"]
+
+
+def places_around(seed: int, kinds: str, srid: int) -> tuple[list[float], dict[str, Answer]]:
+    """A place, often a pole, on the antimeridian or at the corner of a face, and what lies around it: most
+    near to one another, some far away, some at one place."""
+    rng = random.Random(seed)
+    middle, found = shapes.place(rng), dict[str, Answer]()
+    for at in range(60):
+        size = rng.choice([0.001, 0.01, 0.01, 0.1, 1.0])
+        there = shapes.beside(middle, rng.uniform(0, 7), size * rng.random())
+        if found and rng.random() < 0.1:
+            there = next(iter(found.values()))["coordinates"]
+            there = there if isinstance(there[0], float) else there[0][0]
+        kind = rng.choice(kinds)
+        ring = shapes.star(rng, there, size * rng.uniform(0.05, 0.5), rng.randint(4, 9))
+        place = {"type": "Polygon", "coordinates": [ring]} if kind == "a" else dot(*there)
+        try:
+            geometry_of(place, frame_of(srid))
+        except NotAGeometryError:
+            place = dot(*there)
+        found[f"d{at:03}"] = place
+    return middle, found
+
+
+@pytest.mark.parametrize("kinds", ["p", "a", "pa"], ids=["points", "areas", "both"])
+@pytest.mark.parametrize(
+    ("statement", "srid"), [(BY_ID, 4326), (BY_CELL, 4326), (BY_ID, 0), (BY_CELL, 0)],
+    ids=["by-id", "by-cell", "by-id-planar", "by-cell-planar"],
+)  # fmt: skip
+def test_the_nearest_are_those_of_all(statement: str, srid: int, kinds: str) -> None:
+    rng = random.Random(7)
+    for seed in range(4):
+        middle, places = places_around(seed, kinds, srid)
+        here = Here(statement, srid, places)
+        asked = [(middle, limit) for limit in (1, 3, 10, 10, 60, 70)]
+        asked += [
+            (shapes.beside(middle, rng.uniform(0, 7), 10 ** rng.uniform(-5, 0.4)), 10) for _ in range(6)
+        ]
+        for (place, limit), answer in zip(asked, here.ask(asked, soon=True), strict=True):
+            here.check(place, limit, answer)
+            assert answer["explain"]["searches"] <= 6
+
+
+def test_what_lies_far_apart_is_found_after_what_lies_close_together() -> None:
+    rng = random.Random(2)
+    town = {f"t{at:03}": dot(11 + rng.gauss(0, 1e-4), 11 + rng.gauss(0, 1e-4)) for at in range(300)}
+    land = {f"l{at:03}": dot(rng.uniform(5, 17), rng.uniform(5, 17)) for at in range(200)}
+    here = Here(BY_CELL, 4326, town | land)
+    asked = [
+        (place, 10) for place in ([11.0, 11.0], [6.0, 16.0], [11.0, 11.0001], [16.0, 6.0], [-100.0, -60.0])
+    ]
+    for (place, limit), answer in zip(asked, here.ask(asked, soon=False), strict=True):
+        here.check(place, limit, answer)
+
+
+def test_a_search_that_was_asked_before_reads_little() -> None:
+    lattice = {f"d{at:04}": dot(10 + at % 55 / 10, 10 + at // 55 / 10) for at in range(3_000)}
+    rng = random.Random(3)
+    asked = [([rng.uniform(11, 14), rng.uniform(11, 14)], 10) for _ in range(40)]
+    explained = [one["explain"] for one in Here(BY_CELL, 4326, lattice).ask(asked, soon=True)][10:]
+    assert sum(one["searches"] for one in explained) < 1.2 * len(explained)
+    assert sum(slice_["rows_read"] for one in explained for slice_ in one["slices"]) < 60 * len(explained)
+    assert all(len(one["slices"]) == 1 for one in explained), (
+        "slices in which there is nothing are not told of"
+    )
+
+
+def test_nothing_and_little_are_found_soon() -> None:
+    for srid in (4326, 0):
+        assert Here(BY_ID, srid, {}).ask([([0, 0], 5)], soon=True)[0]["rows"] == []
+        few = Here(BY_CELL, srid, {"a": dot(-170, -80), "b": dot(179, 89)})
+        for answer in few.ask([([0, 0], 5)] * 2, soon=srid == 4326):
+            few.check([0, 0], 5, answer)
+
+
+CROWD = {f"c{at:04}": dot(1.5, 1.5) for at in range(MOST_ENTRIES + 500)}
+LARGE = {f"a{at:03}": around(200) for at in range(MOST_AREA_BYTES // 4_400 + 5)}
+
+
+@pytest.mark.parametrize(
+    ("places", "asked", "more"),
+    [
+        (CROWD, [1.5, 1.5], {}),
+        (LARGE, [11.0, 11.0], {}),
+        ({"line": {"type": "LineString", "coordinates": [[1, 1], [2, 2]]}}, [1.5, 1.5], {}),
+        ({"a": dot(1, 1)}, [1.5, 1.5], {"consistency": "tip"}),
+    ],
+    ids=["crowd", "large", "rare", "tip"],
+)
+def test_what_is_much_or_out_of_the_ordinary_is_found_the_long_way(
+    places: dict[str, Answer], asked: list[float], more: Answer
+) -> None:
+    here = Here(BY_ID, 4326, places)
+    with pytest.raises(NotShortError):
+        here.ask([(asked, 3)], soon=True, **more)
+    (answer,) = here.ask([(asked, 3)], soon=False, **more)
+    here.check(asked, 3, answer)
+    with pytest.raises(NotShortError):
+        here.ask([(asked, MOST_ENTRIES)], soon=True, **more)
+
+
+def test_queries_go_the_same_way() -> None:
+    places = {f"d{at:02}": square(11, 11, 0.1 + at / 20) for at in range(40)} | {"far": dot(30, 30)}
+    here = Here(BY_CELL, 4326, places)
+
+    async def main() -> list[Any]:
+        service = here.world.services()["n0"]
+        here.world.nodes["n0"].joint = True
+        queries = QueryService(service.shared)
+        ordered = "ORDER BY ST_Distance(place, ST_Point(11, 11))"
+        found = []
+        for rest in ("LIMIT 3", ", n DESC LIMIT 3", "LIMIT 0", "LIMIT 41"):
+            sql = f"SELECT n FROM users {ordered}{rest if rest[0] == ',' else ' ' + rest}"
+            answer = await queries.answer(QueryRequest(sql=sql), never)
+            found.append([row[0] for row in json.loads(answer.body)["rows"]])
+        assert not here.world.nodes["n0"].reads or found[2] == []
+        return found
+
+    assert asyncio.run(main()) == [[0, 1, 2], [39, 38, 37], [], list(range(41))]
