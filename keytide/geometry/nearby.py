@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 from keytide.geometry.cells.disc import disc_spans
 from keytide.geometry.cells.quick import vector_of
 from keytide.geometry.distance import geodesics, ring_distances
+from keytide.geometry.drawn.quiet import quietly
 from keytide.geometry.shapes import Geometry, Rings
 
 if TYPE_CHECKING:
@@ -75,16 +76,26 @@ def nearest_points(place: Geometry, xs: Floats, ys: Floats, wanted: int) -> Floa
     return found
 
 
+@quietly
 def nearest_rings(place: Geometry, rings: Rings, wanted: int) -> Floats:
     """The same of many polygons."""
     import numpy as np
 
-    if len(rings) <= wanted:
-        return ring_distances(place, rings)
+    from keytide.geometry.drawn.rings import DrawnRings
+
     least, most = ring_bounds(place, rings)
-    some = least <= _farthest(most, wanted)
     found = np.full(len(rings), np.inf)
-    found[some] = ring_distances(place, rings.some(some))
+    # Which may hold the place, or nearly so, GEOS says. What is beside it is measured on the sphere.
+    limit = _farthest(most, wanted) if len(rings) > wanted else math.inf
+    open_, beside = least <= limit, least > _ROUNDING
+    some = open_ & beside
+    if some.any():
+        few, drawing = rings.some(some), place.drawing
+        drawn = DrawnRings(few.at, few.counts)
+        found[some] = geodesics(*drawn.nearest(drawing.at[0], drawing.vector[0])[1:])
+    rest = open_ & ~beside
+    if rest.any():
+        found[rest] = ring_distances(place, rings.some(rest))
     return found
 
 
@@ -97,25 +108,20 @@ def ring_bounds(place: Geometry, rings: Rings) -> tuple[Floats, Floats]:
 
     counts = rings.counts
     starts = counts.cumsum() - counts
-    at = np.radians(rings.at.T)
-    middles = np.add.reduceat(at, starts, axis=1) / counts
-    # The cosine of the latitude of each ring that is nearest to the equator.
-    lowest = np.minimum.reduceat(np.abs(at[1]), starts)
-    cosine = np.cos(lowest)
-    here = np.radians(np.array([[place.x], [place.y]]))
-    (x, y), scale = at - here, cosine * math.cos(math.radians(place.y))
-    y *= y
-    x *= x
-    most = np.minimum.reduceat(y + np.repeat(scale, counts) * x, starts)
-    x, y = at - np.repeat(middles, counts, axis=1)
-    y *= y
-    x *= x
-    width2 = np.maximum.reduceat(y + np.repeat(cosine * np.cos(middles[1]), counts) * x, starts)
-    away2 = ((vectors(np.degrees(middles.T)) - vectors(np.degrees(here.T))) ** 2).sum(axis=1)
-    # Chords to what is inside of the circle: its chord is less than the angle by a 24th of the cube.
-    width = np.sqrt(width2)
-    least = np.sqrt(away2) - width
-    return np.where(width < _WIDEST, least, 0.0), most
+    xs, ys = np.radians(np.ascontiguousarray(rings.at.T))
+    middle_x, middle_y = np.add.reduceat(xs, starts) / counts, np.add.reduceat(ys, starts) / counts
+    # The cosine of the latitude of each ring's corner that is nearest to the equator.
+    cosine = np.cos(np.minimum.reduceat(np.abs(ys), starts))
+    here = vector_of(place.x, place.y)
+    scale = cosine * math.hypot(here[0], here[1])
+    x, y = xs - math.radians(place.x), ys - math.radians(place.y)
+    most = np.minimum.reduceat(y * y + scale.repeat(counts) * (x * x), starts)
+    x, y = xs - middle_x.repeat(counts), ys - middle_y.repeat(counts)
+    scale = cosine * np.cos(middle_y)
+    width = np.sqrt(np.maximum.reduceat(y * y + scale.repeat(counts) * (x * x), starts))
+    middles = vectors(np.degrees(np.stack((middle_x, middle_y), axis=1)))
+    away = np.sqrt(((middles - here) ** 2).sum(axis=1))
+    return np.where(width < _WIDEST, away - width, 0.0), most
 
 
 def _farthest(most: Floats, wanted: int) -> float:
