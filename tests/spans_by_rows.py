@@ -34,6 +34,10 @@ class RowsCursor:
     def onward(self, count: int) -> list[Row]:
         return [(key, PUT + value) for key, value in islice(self._rows, count)]
 
+    def ends(self) -> tuple[bytes, bytes] | None:
+        keys = [key for block in self._snapshot.rows(b"", None) for key, _ in block]
+        return (keys[0], keys[-1]) if keys else None
+
     def within(self, lows: Sequence[bytes], highs: Sequence[bytes], most: int) -> list[Row]:
         spans = zip(lows, highs, strict=True)
         rows = chain.from_iterable(block for low, high in spans for block in self._snapshot.rows(low, high))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from indexer.store.formats.records import REMOVED
 from indexer.store.interface import SkipLine, StoreDamagedError, StoredDocument, StoreSnapshot
@@ -12,8 +13,7 @@ from indexer.store.joint import LevelCursor, first_rows, rows_within
 from keytide.model.byte_columns import EntryColumns
 from keytide.model.timestamp import Timestamp
 
-_Read = tuple[list[tuple[bytes, bytes]], list[int]]
-"""Entries, and how many were read of each slice."""
+ReadT = TypeVar("ReadT")
 
 
 @dataclass(slots=True)
@@ -205,6 +205,13 @@ class _TellingCursor:
             self._damaged(error.message)
             raise
 
+    def ends(self) -> tuple[bytes, bytes] | None:
+        try:
+            return self._cursor.ends()
+        except StoreDamagedError as error:
+            self._damaged(error.message)
+            raise
+
     def within(self, lows: Sequence[bytes], highs: Sequence[bytes], most: int) -> list[tuple[bytes, bytes]]:
         try:
             return self._cursor.within(lows, highs, most)
@@ -230,6 +237,7 @@ class JointReader:
         levels: Sequence[Sequence[LevelCursor]],
     ) -> None:
         self._slices, self._levels = slices, levels
+        self._ends: list[tuple[bytes, bytes]] | None = None
         self.timestamps: list[Timestamp] = [one.snapshot.applied.timestamp for _, one in slices]
         self.incarnations = [one.snapshot.applied.incarnation for _, one in slices]
 
@@ -257,24 +265,56 @@ class JointReader:
         self, low: bytes, high: bytes | None, reverse: bool, count: int
     ) -> tuple[list[tuple[bytes, bytes]], list[int]] | None:
         """See `indexer.view.JointSnapshot.first`."""
-        return self._held(lambda levels: first_rows(levels, low, high, reverse, count, REMOVED))
+        every = range(len(self._slices))
+        return self._held(every, lambda levels: first_rows(levels, low, high, reverse, count, REMOVED))
 
     def within(
         self, lows: Sequence[bytes], highs: Sequence[bytes], most: int
     ) -> tuple[list[tuple[bytes, bytes]], list[int]] | None:
-        """See `indexer.view.JointSnapshot.within`."""
-        return self._held(lambda levels: rows_within(levels, lows, highs, most, REMOVED))
+        """See `indexer.view.JointSnapshot.within`. Of slices that are stretches of the order one or two hold
+        what is near to one another: the others are left alone."""
+        ends = self._ends or self._held(range(len(self._slices)), self._look_at_ends)
+        if ends is None:
+            return None
+        some = [
+            at
+            for at, (first, last) in enumerate(ends)
+            if bisect_right(highs, first) < bisect_right(lows, last)  # the spans between them
+        ]
+        found = self._held(some, lambda levels: rows_within(levels, lows, highs, most, REMOVED))
+        if found is None:
+            return None
+        counts = [0] * len(ends)
+        for at, count in zip(some, found[1], strict=True):
+            counts[at] = count
+        return found[0], counts
 
-    def _held(self, read: Callable[[Sequence[Sequence[LevelCursor]]], _Read | None]) -> _Read | None:
-        """Read the levels with a hold on the snapshots; None when there is none to be had."""
+    def _look_at_ends(self, levels: Sequence[Sequence[LevelCursor]]) -> list[tuple[bytes, bytes]]:
+        """The first and the last key of each slice, which stay what they are."""
+        self._ends = [_around([one.ends() for one in each]) for each in levels]
+        return self._ends
+
+    def _held(
+        self, some: Sequence[int], read: Callable[[Sequence[Sequence[LevelCursor]]], ReadT | None]
+    ) -> ReadT | None:
+        """Read the levels of some of the slices with a hold on the snapshots; None when there is none to be
+        had."""
         held: list[tuple[HoldsSnapshots, OpenSnapshot]] = []
         try:
-            for one in self._slices:
-                ring, snapshot = one
+            for at in some:
+                ring, snapshot = self._slices[at]
                 if not ring.hold(snapshot):
                     return None
-                held.append(one)
-            return read(self._levels)
+                held.append((ring, snapshot))
+            return read([self._levels[at] for at in some])
         finally:
             for ring, snapshot in held:
                 ring.give_back(snapshot)
+
+
+def _around(ends: Sequence[tuple[bytes, bytes] | None]) -> tuple[bytes, bytes]:
+    """The first and the last key of several levels; of none between two of which nothing lies."""
+    known = [one for one in ends if one is not None]
+    if not known:
+        return b"", b""
+    return min(first for first, _ in known), max(last for _, last in known)

@@ -61,6 +61,10 @@ class LevelCursor(Protocol):
         """The next ones of the same span."""
         ...
 
+    def ends(self) -> tuple[bytes, bytes] | None:
+        """The first key and the last one; None when there is none."""
+        ...
+
     def within(self, lows: Sequence[bytes], highs: Sequence[bytes], most: int) -> list[Row]:
         """The rows of some spans, low <= key < high each, in ascending order; the first `most` + 1 of them if
         they are more than `most`.

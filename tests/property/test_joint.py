@@ -47,6 +47,9 @@ class Rows:
         self.read += len(found)
         return found
 
+    def ends(self) -> tuple[bytes, bytes] | None:
+        return (min(self.level), max(self.level)) if self.level else None
+
     def within(self, lows: Sequence[bytes], highs: Sequence[bytes], most: int) -> list[Row]:
         spans = list(zip(lows, highs, strict=True))
         rows = list(self.level.items()) if self.as_is else sorted(self.level.items())

@@ -98,7 +98,7 @@ def test_whatever_meets_a_disc_is_found_as_what_is_within_a_distance(seed: int) 
             continue
         document = geometry_of(raw, "geographic")
         metres = size * EARTH_RADIUS * rng.uniform(0, 0.8)
-        spans = spans_around(place, metres)
+        spans = spans_around(place, metres, closely=rng.random() < 0.5)
         if spans is not None and QueryShape("dwithin", place, metres).test(document):
             assert are_read(cells_of(document, rng.choice([1, 4, 8])), spans)
 

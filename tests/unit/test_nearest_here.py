@@ -9,10 +9,12 @@ import json
 import random
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from indexer.scan.local.once import NotShortError
+from indexer.scan.nearest import rows, search
 from indexer.scan.nearest.here import MOST_ENTRIES
 from indexer.scan.nearest.rows import scan_nearest
 from indexer.scan.query.queries import QueryService
@@ -23,6 +25,7 @@ from keytide.structure.place_columns import MOST_AREA_BYTES
 from keytide.structure.spatial import frame_of
 from tests import geometry_shapes as shapes
 from tests.unit.scan_world import Doc, World
+from tests.unit.test_api import Endpoint
 from tests.unit.test_spatial_reads import BY_CELL, BY_ID, SPLITS, around, dot, never, square
 
 Answer = dict[str, Any]
@@ -68,15 +71,15 @@ class Here:
         here = point(place[0], place[1], frame)
         away = {id_: distance(geometry_of(one, frame), here) for id_, one in self.places.items()}
         expected = sorted((far, id_) for id_, far in away.items())[:limit]
-        rows = answer["rows"]
-        told = [row["distance"] for row in rows]
+        given = answer["rows"]
+        told = [row["distance"] for row in given]
         assert told == sorted(told)
         assert told == pytest.approx([far for far, _ in expected], rel=1e-12, abs=1e-8)
-        assert len({row["id"] for row in rows}) == len(rows)
-        for row, far in zip(rows, told, strict=True):
+        assert len({row["id"] for row in given}) == len(given)
+        for row, far in zip(given, told, strict=True):
             assert far == pytest.approx(away[row["id"]], rel=1e-12, abs=1e-8)
             assert row["key"][0]["type"] == self.places[row["id"]]["type"]
-        for one, other in itertools.pairwise(rows):
+        for one, other in itertools.pairwise(given):
             assert one["distance"] < other["distance"] or one["id"] < other["id"]
 
 
@@ -197,3 +200,19 @@ def test_queries_go_the_same_way() -> None:
         return found
 
     assert asyncio.run(main()) == [[0, 1, 2], [39, 38, 37], [], list(range(41))]
+
+
+def test_the_endpoint_answers_soon_what_it_can_and_else_goes_the_long_way() -> None:
+    """Over HTTP, with this node's own way to its slices."""
+    here = Here(BY_CELL, 4326, CROWD | {"far": dot(20, 20), "farther": dot(21, 20)})
+    path = "/v1/indexes/by_place/scan"
+    long_ways = mock.Mock(wraps=search.nearest)
+    with Endpoint(here.world) as endpoint, mock.patch.object(rows, "nearest", long_ways):
+        for place, limit, calls in (([20.0, 20.1], 1, 0), ([20.5, 20.0], 2, 0), ([1.5, 1.5], 2, 1)):
+            response = endpoint.post(path, near={"point": place, "limit": limit})
+            assert response.status_code == 200, response.text
+            here.check(place, limit, response.json())
+            assert long_ways.call_count == calls
+        assert not endpoint.bugs
+        refused = endpoint.post(path, near={"point": [200, 0], "limit": 1})
+        assert refused.status_code == 422

@@ -61,7 +61,8 @@ def nearest_here(
     while result.searches < _SEARCHES:
         result.searches += 1
         is_last = radius >= whole or result.searches == _SEARCHES
-        cells = None if is_last else cells_within(to, column.place, radius)
+        closely = shared.radii.several(target.index)
+        cells = None if is_last else cells_within(to, column.place, radius, closely=closely)
         entries = _read(target, shared, slices, cells, result)
         if entries is None:
             return None
@@ -85,14 +86,17 @@ def nearest_here(
     return None
 
 
-def cells_within(to: DistanceTo, place: Geometry, radius: float) -> list[tuple[int, int]]:
+def cells_within(
+    to: DistanceTo, place: Geometry, radius: float, *, closely: bool = False
+) -> list[tuple[int, int]]:
     """Inclusive ranges of the cells that may have what lies within a radius, ascending and disjoint.
 
     Args:
         place: that of `to`.
+        closely: as in `spans_around`.
     """
     if place.is_point and to.place.srid != PLANAR_SRID:
-        cells = spans_around(place, radius)
+        cells = spans_around(place, radius, closely=closely)
         if cells is not None:
             return cells
     with query_shape(Relates("dwithin", to.operand, to.place, radius)) as shape:
@@ -136,7 +140,10 @@ def _read(
             to.replies[number] = page.replies[number]
     if not to.replies:
         to.replies[slices[0]] = page.replies[slices[0]]  # (who tells of the answer needs one)
-    return _once(page.entries)
+    documents = _once(page.entries)
+    if documents:
+        shared.radii.note_several(target.index, len(page.entries) > 2 * len(documents))
+    return documents
 
 
 def _once(entries: list[Entry]) -> list[Entry] | None:
@@ -144,7 +151,9 @@ def _once(entries: list[Entry]) -> list[Entry] | None:
     if not any(value.startswith(PLACED) for _, value in entries):
         return entries
     known: dict[bytes, Entry] = {}
+    first_of, behind = known.setdefault, CELL_BYTES
     for entry in entries:
-        if known.setdefault(entry[0][CELL_BYTES:], entry)[1] != entry[1]:
+        entry_key, value = entry
+        if first_of(entry_key[behind:], entry)[1] != value:
             return None
     return list(known.values())

@@ -26,11 +26,23 @@ class Radii:
 
     def __init__(self) -> None:
         self._spacing: dict[str, float] = {}
+        self._several: set[str] = set()
 
     def first(self, index: str, wanted: int, margin: float = _MARGIN) -> float:
         """For so many entries of an index (id)."""
         spacing = self._spacing.get(index)
         return FIRST_RADIUS if spacing is None else spacing * math.sqrt(sought(wanted, margin))
+
+    def several(self, index: str) -> bool:
+        """Whether documents of an index had several entries each, when it was asked last."""
+        return index in self._several
+
+    def note_several(self, index: str, several: bool) -> None:
+        """They had or had not."""
+        if several and len(self._several) < _REMEMBERED:
+            self._several.add(index)
+        elif not several:
+            self._several.discard(index)
 
     def note(self, index: str, radius: float, found: int) -> None:
         """So many entries lay within a radius."""

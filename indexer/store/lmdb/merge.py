@@ -71,7 +71,7 @@ def table_blocks(
 class LmdbLevelCursor:
     """One level's entries (`indexer.store.joint.LevelCursor`)."""
 
-    __slots__ = ("_bounds", "_cursor", "_folder", "_high", "_low", "_reverse", "_rows")
+    __slots__ = ("_cursor", "_folder", "_high", "_low", "_reverse", "_rows")
 
     def __init__(self, view: View) -> None:
         self._cursor = view.cursor(view.tables.forward)
@@ -79,7 +79,6 @@ class LmdbLevelCursor:
         self._rows: Iterator[Row] = iter(())
         self._low, self._reverse = b"", False
         self._high: bytes | None = None
-        self._bounds: tuple[bytes, bytes] | None = None
 
     def begin(self, low: bytes, high: bytes | None, reverse: bool, count: int) -> list[Row]:
         self._low, self._high, self._reverse = low, high, reverse
@@ -106,40 +105,37 @@ class LmdbLevelCursor:
         high = self._high
         return rows[: bisect_left(rows, high, key=_key)] if high is not None and last >= high else rows
 
-    def within(self, lows: Sequence[bytes], highs: Sequence[bytes], most: int) -> list[Row]:
+    def ends(self) -> tuple[bytes, bytes] | None:
+        cursor = self._cursor
         try:
-            first, last = self._bounds = self._bounds or self._ends()
-            # Of a slice that is one stretch of the order most of what is asked for lies beside it.
-            return self._rows_of(lows, highs, bisect_right(highs, first), bisect_right(lows, last), most)
+            if not cursor.first():
+                return None
+            first = cursor.key()
+            cursor.last()
+            return first, cursor.key()
         except DAMAGE as error:
             raise damaged(self._folder, error) from error
 
-    def _ends(self) -> tuple[bytes, bytes]:
-        """The first key and the last one, of an empty table none between two of which anything lies."""
-        cursor = self._cursor
-        return (cursor.key(), cursor.key() if cursor.last() else b"") if cursor.first() else (b"", b"")
-
-    def _rows_of(
-        self, lows: Sequence[bytes], highs: Sequence[bytes], begin: int, end: int, most: int
-    ) -> list[Row]:
-        """The rows of some of the spans. What is read beyond one of them is not sought for the next."""
+    def within(self, lows: Sequence[bytes], highs: Sequence[bytes], most: int) -> list[Row]:
         cursor, found = self._cursor, list[Row]()
         key = b""
-        for at in range(begin, end):
-            low, high = lows[at], highs[at]
-            if key < low:
-                if not cursor.set_range(low):
+        try:
+            for low, high in zip(lows, highs, strict=True):
+                if key < low:
+                    if not cursor.set_range(low):
+                        break
+                    key = cursor.key()
+                if key >= high:  # what was read beyond a span is not sought for the next ones
+                    continue
+                for row in islice(cursor.iternext(), most + 1 - len(found)):
+                    key = row[0]
+                    if key >= high:
+                        break
+                    found.append(row)
+                else:  # there is nothing behind it, or too much in it
                     break
-                key = cursor.key()
-            if key >= high:
-                continue
-            for row in islice(cursor.iternext(), most + 1 - len(found)):
-                key = row[0]
-                if key >= high:
-                    break
-                found.append(row)
-            else:  # there is nothing behind it, or too much in it
-                break
+        except DAMAGE as error:
+            raise damaged(self._folder, error) from error
         return found
 
 
