@@ -15,7 +15,7 @@ from keytide.geometry.drawn.charts import Shape, uvw
 from keytide.geometry.drawn.drawing import LEAST_W
 from keytide.geometry.drawn.meeting import TOLERANCE, covers_on
 from keytide.geometry.drawn.quiet import quietly
-from keytide.geometry.drawn.sphere import Floats, chord2_of_sines, degrees, vectors
+from keytide.geometry.drawn.sphere import Floats, chord2_of_sines, cross, degrees, normals, vectors
 
 Mask = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
@@ -65,25 +65,21 @@ class DrawnRings:
             (squared chords (n,), positions (n, 2) between which the distance is to be measured: on the ring,
             and the place).
         """
-        # By columns, element by element: what is told of a ring depends on no other one, to the last bit.
-        seen = np.ascontiguousarray(self._vector.T)
-        to_corners = _dot(off := seen - vector[:, None], off)
-        start, end = seen[:, :-1], seen[:, 1:]
-        normal = _cross(start + end, end - start)
-        turned = _cross(seen, vector)
-        beside = (_dot(normal, turned[:, :-1]) > 0) & (_dot(normal, turned[:, 1:]) < 0)
+        to_corners = ((self._vector - vector) ** 2).sum(axis=1)
+        start, end = self._vector[:-1], self._vector[1:]
+        normal = normals(start, end)
+        sine = normal @ vector
+        beside = (cross(normal, start) @ vector > 0) & (cross(end, normal) @ vector > 0)
         beside[(self._starts - 1)[1:]] = False  # from one ring to the next one
-        length = np.sqrt(_dot(normal, normal))
-        sine = np.divide(_dot(normal, vector), length, out=np.full(len(length), np.inf), where=beside)
         square = np.full(len(self._vector), np.inf)
-        np.multiply(sine, sine, out=square[:-1])
+        square[:-1][beside] = sine[beside] ** 2
         corner, edge = self._least(to_corners), self._least(square)
         to_edge = chord2_of_sines(square[edge])
         on_ring = self._at[corner]
         here = np.broadcast_to(degrees(vector[None]), on_ring.shape).copy()
         nearer = np.flatnonzero(to_edge < to_corners[corner])
         at = edge[nearer]
-        on_ring[nearer] = degrees((vector[:, None] - sine[at] * (normal[:, at] / length[at])).T)
+        on_ring[nearer] = degrees(vector - sine[at][:, None] * normal[at])
         here[nearer] = place
         return np.minimum(to_corners[corner], to_edge), on_ring, here
 
@@ -93,20 +89,6 @@ class DrawnRings:
         at = np.flatnonzero(of == least)
         found: Numbers = at[np.searchsorted(at, self._starts)]
         return found
-
-
-def _dot(one: Floats, other: Floats) -> Floats:
-    """Of columns (3, n), or of such and one (3,)."""
-    found: Floats = one[0] * other[0] + one[1] * other[1] + one[2] * other[2]
-    return found
-
-
-def _cross(one: Floats, other: Floats) -> Floats:
-    """The same: (3, n)."""
-    found = np.empty(one.shape)
-    for axis, (a, b) in enumerate(((1, 2), (2, 0), (0, 1))):
-        np.subtract(one[a] * other[b], one[b] * other[a], out=found[axis])
-    return found
 
 
 def polygons_of(seen: Floats, counts: Numbers) -> Shape:
