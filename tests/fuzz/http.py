@@ -12,7 +12,6 @@ import http.client
 import logging
 import random
 import socket
-import threading
 import time
 from collections import Counter
 from typing import Final, Self
@@ -24,6 +23,7 @@ from indexer.serve.one_write import OneWriteProtocol
 from keytide.serving.server import server_of
 from keytide.settings.settings import load_settings
 from tests.live_node import LiveNode
+from tests.serving import running
 
 LIMIT_S: Final = 30.0
 AT_ONCE: Final = 20
@@ -80,27 +80,25 @@ class HttpFuzz:
         self.answers: Counter[str] = Counter()
         self._seed = seed
         self._random = random.Random(seed)
-        limits = {"head_timeout_s": 0.5, "body_timeout_s": 0.5, "idle_timeout_s": 2.0}
+        limits = {"head_timeout_s": 0.5, "body_timeout_s": 0.5, "idle_timeout_s": 1}
         settings = load_settings(security={"tokens": {"t" * 40: ["read"]}}, http=limits)
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self._port: int = self._listener.getsockname()[1]
         app = create_app(node.view, settings, CollectorRegistry())
         self._server = server_of(app, settings.http, settings.security, OneWriteProtocol, loop="uvloop")
-        self._thread = threading.Thread(target=lambda: self._server.run(sockets=[self._listener]))
+        self._running = running(self._server, self._listener)
         self._troubles = _Troubles()
 
     def __enter__(self) -> Self:
         logging.getLogger().addHandler(self._troubles)
         logging.getLogger("uvicorn.error").addHandler(self._troubles)
-        self._thread.start()
+        self._running.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        self._thread.join(LIMIT_S)
+        self._running.__exit__(None, None, None)
         logging.getLogger().removeHandler(self._troubles)
         logging.getLogger("uvicorn.error").removeHandler(self._troubles)
-        assert not self._thread.is_alive()
 
     def run(self, messages: int) -> None:
         """Send so many, and then see that the server is as it was."""

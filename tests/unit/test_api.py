@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from keytide.errors import InvariantViolationError, KeytideError
 from keytide.model.protocol import SPOKEN
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import Settings, load_settings
+from tests.serving import running
 from tests.unit.scan_world import Doc, FakeView, World, of_the_cluster
 
 SCAN = "/v1/indexes/by_city/scan"
@@ -604,15 +604,8 @@ def serving(view: FakeView, configured: Settings) -> Iterator[str]:
         log_level="warning",
         access_log=False,
     )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(10)
-        assert not thread.is_alive()
+    with running(uvicorn.Server(config), listener) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def test_two_servers_gather_from_each_other() -> None:

@@ -27,6 +27,7 @@ from keytide.serving.server import PatientProtocol, server_of
 from keytide.settings.settings import HttpSettings, SecuritySettings, load_settings
 from tests.fuzz.http import HttpFuzz
 from tests.live_node import LiveNode
+from tests.serving import running
 
 LIMIT_S = 20.0
 HEAD = b"POST /v1/x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n"
@@ -59,14 +60,8 @@ def serving(app: Any, protocol: type[PatientProtocol] = PatientProtocol, **limit
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     made = HttpSettings.model_validate({"head_timeout_s": 0.5, "body_timeout_s": 1.0} | limits)
     server = server_of(app, made, SecuritySettings(), protocol, loop="uvloop", lifespan="off")
-    thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
-    thread.start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(LIMIT_S)
-        assert not thread.is_alive()
+    with running(server, listener) as port:
+        yield port
 
 
 def ended(connection: socket.socket) -> bool:
@@ -106,13 +101,17 @@ def ask(port: int, path: str = "/") -> int:
 def test_a_request_that_does_not_come_ends_the_connection(
     sent: bytes, protocol: type[PatientProtocol]
 ) -> None:
-    with serving(App(), protocol) as port, socket.create_connection(("127.0.0.1", port)) as half:
+    with (
+        serving(App(), protocol, head_timeout_s=0.1, body_timeout_s=0.2) as port,
+        socket.create_connection(("127.0.0.1", port)) as half,
+    ):
         half.sendall(sent)
         assert ended(half)
 
 
 def test_a_body_that_drips_ends_too() -> None:
-    with serving(App()) as port, socket.create_connection(("127.0.0.1", port)) as half:
+    limit = {"body_timeout_s": 0.3}
+    with serving(App(), **limit) as port, socket.create_connection(("127.0.0.1", port)) as half:
         half.sendall(HEAD.replace(b"100", b"100000"))
         half.settimeout(0.05)
         until(lambda: not _drips(half))
@@ -143,17 +142,18 @@ def test_a_hundred_half_open_requests_go_and_others_are_answered() -> None:
 def test_what_is_being_answered_is_left_alone_however_long_it_takes() -> None:
     app = App()
     with serving(app, head_timeout_s=0.1, body_timeout_s=0.1) as port:
-        threading.Timer(2.5, app.go_on.set).start()
+        threading.Timer(0.6, app.go_on.set).start()
         assert ask(port, "/slow") == 200
 
 
 def test_a_kept_connection_is_patient_for_each_request_anew() -> None:
-    with serving(App(), head_timeout_s=1.5) as port:
+    with serving(App(), head_timeout_s=0.5) as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
-        until = time.monotonic() + 3.0
+        until = time.monotonic() + 1.2
         while time.monotonic() < until:
             connection.request("POST", "/", body=b"{}")
             assert connection.getresponse().read() == b"ok"
+            time.sleep(0.002)
         connection.close()
 
 
@@ -256,31 +256,36 @@ def test_a_refused_upload_is_answered_and_its_rest_is_thrown_away() -> None:
         assert grown < 50_000, f"{grown} KiB"
 
 
-@pytest.mark.parametrize("protocol", [PatientProtocol, OneWriteProtocol])
+@pytest.fixture(scope="module", params=[PatientProtocol, OneWriteProtocol])
+def guarded(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The port of a server that wants the token `rules`."""
+    settings = load_settings(security={"tokens": {"rules": ["admin"]}})
+    gate = RequestGate(App(), settings, lambda _, __: "admin")
+    with serving(gate, request.param, body_timeout_s=LIMIT_S) as port:
+        yield port
+
+
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 @pytest.mark.parametrize("length", [0, 100, 1 << 20, (1 << 20) + 1, 8 << 20])
 @pytest.mark.parametrize("token", ["rules", "none"])
 def test_a_refused_upload_whose_connection_ends_with_it_is_answered(
-    length: int, version: str, token: str, protocol: type[PatientProtocol]
+    length: int, version: str, token: str, guarded: int
 ) -> None:
     """As urllib asks: it sends all, then reads. Closed in the middle, the connection would take the answer
     with it."""
-    settings = load_settings(security={"tokens": {"rules": ["admin"]}})
-    gate = RequestGate(App(), settings, lambda _, __: "admin")
-    refused = 413 if length > settings.http.max_body_bytes else 200
-    with serving(gate, protocol, body_timeout_s=LIMIT_S) as port:
-        for _ in range(3):
-            with socket.create_connection(("127.0.0.1", port)) as connection:
-                connection.sendall(
-                    f"POST /v1/x HTTP/{version}\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
-                    f"Authorization: Bearer {token}\r\nContent-Length: {length}\r\n\r\n".encode()
-                )
-                connection.sendall(b" " * length)
-                connection.settimeout(LIMIT_S)
-                with connection.makefile("rb") as answer:
-                    told = answer.read()
-            assert int(told.split()[1]) == (refused if token == "rules" else 401), told
-            assert told.endswith((b"}", b"ok"))
+    refused = 413 if length > load_settings().http.max_body_bytes else 200
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", guarded)) as connection:
+            connection.sendall(
+                f"POST /v1/x HTTP/{version}\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+                f"Authorization: Bearer {token}\r\nContent-Length: {length}\r\n\r\n".encode()
+            )
+            connection.sendall(b" " * length)
+            connection.settimeout(LIMIT_S)
+            with connection.makefile("rb") as answer:
+                told = answer.read()
+        assert int(told.split()[1]) == (refused if token == "rules" else 401), told
+        assert told.endswith((b"}", b"ok"))
 
 
 def test_an_upload_that_is_broken_off_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -46,6 +46,7 @@ from streaming.slices.pins import Pin, PinLostError
 from streaming.verify.slices import SliceClient
 from tests.browser.scene import NODES, busy_day
 from tests.posts import post_to
+from tests.serving import running
 from tests.unit.certificates import Authority
 from tests.unit.scan_world import SECRET, World
 
@@ -384,15 +385,8 @@ def answering(security: SecuritySettings | None = None) -> Iterator[tuple[str, s
     server = server_of(
         app, load_settings().http, security or SecuritySettings(), loop="uvloop", lifespan="off"
     )
-    thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
-    thread.start()
-    try:
-        scheme = "https" if security is not None else "http"
-        yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", callers
-    finally:
-        server.should_exit = True
-        thread.join(LIMIT_S)
-        assert not thread.is_alive()
+    with running(server, listener) as port:
+        yield f"{'https' if security is not None else 'http'}://127.0.0.1:{port}", callers
 
 
 def test_a_node_is_waited_for_as_long_as_is_said_and_no_longer() -> None:

@@ -7,11 +7,13 @@ import http.client
 import socket
 import threading
 import time
+from contextlib import closing
 from typing import Any
 
 import uvicorn
 
 from indexer.serve.one_write import OneWriteProtocol, _HeadKeeper
+from tests.serving import running
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
 
@@ -76,11 +78,8 @@ TOLD = threading.Event()
 def test_a_real_server_answers_so() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(answer, http=OneWriteProtocol, loop="uvloop", lifespan="off", log_level="error")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
-    thread.start()
     connection = http.client.HTTPConnection("127.0.0.1", listener.getsockname()[1], timeout=20)
-    try:
+    with running(uvicorn.Server(config), listener), closing(connection):
         for _ in range(2):  # the same connection
             connection.request("GET", "/quick")
             response = connection.getresponse()
@@ -94,9 +93,3 @@ def test_a_real_server_answers_so() -> None:
         assert time.monotonic() - began < 10
         TOLD.set()
         assert response.read() == b"body"
-    finally:
-        TOLD.set()
-        connection.close()
-        server.should_exit = True
-        thread.join(20)
-    assert not thread.is_alive()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ from keytide.cli.output import out
 from keytide.cli.sql import first_word
 from keytide.settings.settings import load_settings
 from tests.browser.scene import busy_day, served
+from tests.serving import running
 from tests.unit.command import run_command
 from tests.unit.test_query_service import PEOPLE, TAGS, world
 
@@ -30,15 +30,8 @@ def node() -> Iterator[str]:
     made = world(1)
     application = create_app(made.views["n0"], load_settings(), CollectorRegistry())
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(application, log_level="warning"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(30)
-        listener.close()
+    with running(uvicorn.Server(uvicorn.Config(application, log_level="warning")), listener) as port:
+        yield f"http://127.0.0.1:{port}"
     assert len(PEOPLE) == 30 == len(TAGS) // 2
 
 
