@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from indexer.scan.gather.failover import CopyRequests
+from indexer.scan.gather.scatter import monotonic
 from indexer.scan.gather.service import ScanService
 from indexer.scan.peer.health import BUDGET, LONG_HEDGE_S, SUSPECT_S, PeerHealth
 from indexer.scan.peer.messages import (
@@ -34,6 +35,7 @@ from keytide.catalog.copies import LeavingCopy
 from keytide.errors import KeytideError, RetryableError
 from keytide.http.node_protocol import NodeUnavailableError
 from keytide.model.timestamp import Timestamp
+from tests.simulation.scheduler import in_simulated_time
 from tests.unit.scan_world import SECRET, World
 from tests.unit.test_scan_held import hold, leases
 from tests.unit.test_scan_service import BY_CITY, ByNode, ask_count, ids, never, people, run
@@ -244,11 +246,11 @@ class Wanted:
     within_ms = 900
 
     def __init__(self, within_s: float) -> None:
-        self._until = time.monotonic() + within_s
+        self._until = monotonic() + within_s
 
     @property
     def left_s(self) -> float:
-        return max(0.001, self._until - time.monotonic())
+        return max(0.001, self._until - monotonic())
 
     def check(self, node: str, reply: SliceReply) -> None:
         """All is well."""
@@ -289,7 +291,7 @@ def answers(
         return {reply.slice: node for node, _, reply in await round_.run()}
 
     try:
-        return asyncio.run(asked())
+        return in_simulated_time(asked())
     except KeytideError as error:
         return type(error)
 
