@@ -149,6 +149,11 @@ def _disk(data_dir: Path) -> Finding:
     )
 
 
+def _ask_s() -> float:
+    """How long one thing is asked of Kafka or a process, seconds."""
+    return min(5.0, give_up_s())
+
+
 def _kafka(bootstrap: str, keyspaces: list[str], brokers: int) -> Iterator[Finding]:
     config = {**load_settings().kafka.client(), "bootstrap.servers": bootstrap, "log_level": 0}
     with AdminClient(config) as admin:
@@ -162,7 +167,7 @@ def _asked(admin: AdminClient, bootstrap: str, keyspaces: list[str], brokers: in
         brokers: that are to be there; 0 when nobody knows how many.
     """
     try:
-        metadata = admin.list_topics(timeout=5)
+        metadata = admin.list_topics(timeout=_ask_s())
     except KafkaException as error:
         yield Finding(
             "Kafka",
@@ -175,7 +180,7 @@ def _asked(admin: AdminClient, bootstrap: str, keyspaces: list[str], brokers: in
     broker = next(iter(metadata.brokers))
     try:
         resource = ConfigResource(ResourceType.BROKER, str(broker))
-        config = admin.describe_configs([resource])[resource].result(timeout=5)
+        config = admin.describe_configs([resource])[resource].result(timeout=_ask_s())
         automatic = config["auto.create.topics.enable"].value == "true"
         yield Finding(
             "automatic topics",
@@ -185,14 +190,14 @@ def _asked(admin: AdminClient, bootstrap: str, keyspaces: list[str], brokers: in
             if automatic
             else "",
         )
-    except (KafkaException, KeyError) as error:
+    except (KafkaException, KeyError, TimeoutError) as error:
         yield Finding("automatic topics", True, f"cannot be looked up: {error}")
     for keyspace in keyspaces:
         resource = ConfigResource(ResourceType.TOPIC, keyspace)
         try:
-            topic = admin.describe_configs([resource])[resource].result(timeout=5)
+            topic = admin.describe_configs([resource])[resource].result(timeout=_ask_s())
             yield source_topic(keyspace, {name: str(entry.value) for name, entry in topic.items()})
-        except KafkaException as error:
+        except (KafkaException, TimeoutError) as error:
             yield Finding(f"topic {keyspace}", False, f"cannot be looked up: {error}", "is it there?")
 
 
@@ -292,7 +297,7 @@ def cluster_findings(url: str, verdict: Verdict) -> Iterator[Finding]:
 def _clock(url: str) -> Finding:
     """This machine's clock against the coordinator's: staleness and freshness are differences of clocks."""
     try:
-        said = httpx.get(f"{url}/healthz", timeout=5, verify=trusted(tls_authority(url))).headers["date"]
+        said = httpx.get(f"{url}/healthz", timeout=_ask_s(), verify=trusted(tls_authority(url))).headers["date"]
         apart = abs((datetime.now(UTC) - parsedate_to_datetime(said)).total_seconds())
     except (httpx.HTTPError, KeyError, ValueError) as error:
         return Finding("clocks", True, f"cannot be compared: {error}")

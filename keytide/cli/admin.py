@@ -344,10 +344,11 @@ class Admin:
             try:
                 state: dict[str, Any] = self.call("GET", path)
             except RetryableError:
-                if time.monotonic() > heard + limit:
+                left = heard + limit - time.monotonic()
+                if left <= 0:
                     raise
                 away()
-                time.sleep(0.5)
+                time.sleep(min(0.5, left))
                 continue
             heard, limit = time.monotonic(), AWAY_LIMIT_S
             yield state

@@ -58,6 +58,7 @@ COMMANDS = [
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.delenv("KEYTIDE_TOKEN", raising=False)
     monkeypatch.setenv("KEYTIDE_GIVE_UP_S", "0.1")
+    monkeypatch.setattr("keytide.client.protocol.calls.FIRST_PAUSE_S", 0.001)
     return f"http://127.0.0.1:{free_ports()[0]}"
 
 

@@ -31,7 +31,7 @@ PATIENT_S, IMPATIENT_S = 20.0, 1.0
 def hurry(folds: FoldWorker) -> None:
     """From now on the worker of now may stand still for a short time only."""
     assert folds._process is not None
-    folds._process._stall_s = IMPATIENT_S
+    folds._process._stall_s = 0.2
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def test_a_silent_child_is_ended(talks: str) -> None:
     child = WatchedProcess(talks, ("1", "600"), PATIENT_S)
     lines = child.lines()
     assert [next(lines), next(lines)] == [b"begun", b"done"]
-    child._stall_s = IMPATIENT_S
+    child._stall_s = 0.2
     with pytest.raises(StalledError):
         next(lines)
     assert not child.alive()

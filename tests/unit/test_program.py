@@ -25,23 +25,23 @@ def test_help_is_given_and_arguments_are_refused(module: str) -> None:
 
 
 def test_a_process_that_crashes_leaves_its_stacks_in_its_log(tmp_path: Path) -> None:
-    """The node is a process as any other; it waits for Kafka here, which is not there."""
+    """The node is a process as any other; it waits for a Kafka here that never answers."""
     log = tmp_path / "node.log"
-    env = {
-        **os.environ,
-        "KEYTIDE_DATA_DIR": str(tmp_path / "data"),
-        "KEYTIDE_KAFKA__BOOTSTRAP": "127.0.0.1:1",
-        "KEYTIDE_INDEXER__PORT": "0",
-    }
-    with log.open("wb") as out:
-        process = subprocess.Popen([sys.executable, "-m", "indexer"], stdout=out, stderr=out, env=env)
-    try:
-        while process.poll() is None and b"Connection refused" not in log.read_bytes():
-            signal.sigtimedwait([], 0.05)
-        process.send_signal(signal.SIGSEGV)
-        assert process.wait(60) == -signal.SIGSEGV
-    finally:
-        process.kill()
+    with socket.create_server(("127.0.0.1", 0)) as kafka, log.open("wb") as out:
+        env = {
+            **os.environ,
+            "KEYTIDE_DATA_DIR": str(tmp_path / "data"),
+            "KEYTIDE_KAFKA__BOOTSTRAP": f"127.0.0.1:{kafka.getsockname()[1]}",
+            "KEYTIDE_INDEXER__PORT": "0",
+        }
+        kafka.settimeout(60)
+        with subprocess.Popen([sys.executable, "-m", "indexer"], stdout=out, stderr=out, env=env) as process:
+            try:
+                kafka.accept()[0].close()
+                process.send_signal(signal.SIGSEGV)
+                assert process.wait(60) == -signal.SIGSEGV
+            finally:
+                process.kill()
     stacks = log.read_text(errors="replace").partition("Fatal Python error: ")[2]
     assert "indexer/serve/service.py" in stacks or "indexer/serve/process.py" in stacks
 

@@ -301,7 +301,10 @@ def lose(world: World, number: int, reason: str = "its disk is gone") -> None:
             view.troubles[INDEX, number] = SliceTrouble("LOST", reason)
 
 
-def test_scans_that_need_a_lost_slice_say_so_at_once_and_others_are_answered() -> None:
+def test_scans_that_need_a_lost_slice_say_so_at_once_and_others_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("indexer.scan.plan.agreement.CATALOG_LAG_S", 0.05)
     world = World(BY_CITY)
     world.commit(10, {"by_city": people(40)})
     lost = 3

@@ -187,7 +187,7 @@ async def news(tail: OpenTail, number: int = 1 << 60) -> AsyncIterator[bytes] | 
     """The next event, past the rest that the tail takes; None when nothing has changed up to a snapshot."""
     limit = time.monotonic() + 20
     while time.monotonic() < limit:
-        event = await tail.next(nobody_leaves, 0.2)
+        event = await tail.next(nobody_leaves, 0.05)
         if event is not None or tail._newest.held.stamp.number >= number:
             return event
     return None
