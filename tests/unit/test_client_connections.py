@@ -11,7 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast, get_args
 
 import pytest
@@ -32,6 +34,17 @@ from tests.unit.raw_node import (
 )
 
 both = pytest.mark.parametrize("kind", get_args(Kind))
+
+
+@contextmanager
+def collecting() -> Iterator[Callable[[], object]]:
+    """What collects the cycles that were made within, and no others: everything that all tests of this process
+    have left would take a second."""
+    gc.disable()
+    try:
+        yield partial(gc.collect, 0)
+    finally:
+        gc.enable()
 
 
 def always(content: bytes) -> Callable[[Asked, socket.socket], bytes]:
@@ -550,10 +563,14 @@ def test_streams_that_nobody_holds_any_more_are_left(kind: Kind, monkeypatch: py
     for place in ("with_urllib3", "with_aiohttp"):
         monkeypatch.setattr(f"keytide.client.{place}.CONNECTIONS", 2)
     ended = threading.Semaphore(0)
-    with RawNode(react) as node, calling(kind, node.url, retries=0, answer_s=1.0) as caller:
+    with (
+        RawNode(react) as node,
+        calling(kind, node.url, retries=0, answer_s=1.0) as caller,
+        collecting() as collect,
+    ):
         for _ in range(3):
             assert caller.next(caller.client.tail("i")).snapshot == 7
-            gc.collect()
+            collect()
             if kind == "async":
                 caller.wait(asyncio.sleep(0.01))
             assert ended.acquire(timeout=LIMIT_S)
@@ -572,18 +589,15 @@ def test_a_generator_that_is_collected_while_connections_are_looked_at_does_not_
         held.append(held)
         del held
         with connections._lock:
-            gc.collect()
+            collect()
 
     with RawNode(react) as node:
         client = Client(node.url, retries=0)
         connections = cast(Any, client)._shell._connections
         thread = threading.Thread(target=work, daemon=True)
-        gc.disable()
-        try:
+        with collecting() as collect:
             thread.start()
             thread.join(LIMIT_S / 4)
-        finally:
-            gc.enable()
         assert not thread.is_alive()
         assert node.ended.wait(LIMIT_S)
         client.close()
@@ -683,14 +697,14 @@ def test_a_client_goes_on_on_another_event_loop() -> None:
         assert (await client.count("i")).count == 1
         await client.count("i")
 
-    with RawNode(always(counted(1))) as node:
+    with RawNode(always(counted(1))) as node, collecting() as collect:
         client = AsyncClient(node.url, retries=0)
         asyncio.run(main(client))
         asyncio.run(main(client))
         asyncio.run(client.close())
         assert [one.connection for one in node.asked] == [0, 0, 1, 1]
         del client
-        gc.collect()
+        collect()
 
 
 FORKING = """
