@@ -168,6 +168,8 @@ def _left(config: pytest.Config) -> list[str]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        gc.freeze()  # pytest and Python look through all that is left six times over, and nobody hears of it
     failed = _skipped(session.config) or _left(session.config)
     if failed and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

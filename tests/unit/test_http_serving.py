@@ -110,8 +110,7 @@ def test_a_request_that_does_not_come_ends_the_connection(
 
 
 def test_a_body_that_drips_ends_too() -> None:
-    limit = {"body_timeout_s": 0.3}
-    with serving(App(), **limit) as port, socket.create_connection(("127.0.0.1", port)) as half:
+    with serving(App(), body_timeout_s=0.3) as port, socket.create_connection(("127.0.0.1", port)) as half:
         half.sendall(HEAD.replace(b"100", b"100000"))
         half.settimeout(0.05)
         until(lambda: not _drips(half))

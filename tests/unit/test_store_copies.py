@@ -4,10 +4,7 @@ of them: `tests/property/test_store.py`.)"""
 from __future__ import annotations
 
 import errno
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,6 +21,7 @@ from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.settings import MIB
 from keytide.errors import ConfigurationError, InvariantViolationError, KeytideError, RetryableError
 from keytide.wire.messages import Skip
+from tests.forking import Forking
 from tests.memory_store.copying import MemorySliceFilling
 from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import (
@@ -40,7 +38,6 @@ from tests.store_kit import (
     state,
 )
 
-ROOT = Path(__file__).parents[2]
 A, B = key("a"), key("b")
 LONG = key("x" * 700)
 DURABLE = replace(SMALL, fsync=True)
@@ -547,6 +544,12 @@ fill(filling, export, most_bytes=20_000)
 """
 
 
+@pytest.fixture(scope="module")
+def forking() -> Iterator[Forking]:
+    with Forking("tests.unit.test_store_copies") as made:
+        yield made
+
+
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("point", "finished"),
@@ -560,17 +563,12 @@ fill(filling, export, most_bytes=20_000)
     ],
 )
 def test_killed_at_a_named_place(
-    tmp_path: Path, folds: FoldWorker, source: LmdbSliceStore, point: str, finished: bool
+    tmp_path: Path, folds: FoldWorker, source: LmdbSliceStore, forking: Forking, point: str, finished: bool
 ) -> None:
     source.close()
     name, times = point.split(":")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "KEYTIDE_SYNC_POINT": f"{name}:kill:{times}"},
-        timeout=120,
-    )
-    assert done.returncode == -signal.SIGKILL
+    status, _ = forking.run(PROGRAM, tmp_path, tmp_path / "out", f"{name}:kill:{times}")
+    assert status == -signal.SIGKILL
     source = lmdb_store(tmp_path / "slice", folds)
     export, filling = source.export(), LmdbSliceFilling(tmp_path / "filling", DURABLE)
     assert filling.finished == finished

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from itertools import count
@@ -17,6 +15,7 @@ from indexer.store.fold.worker import WORKER_DIED, FoldWorker
 from indexer.store.lmdb.store import LmdbSliceStore
 from keytide.errors import RetryableError
 from keytide.model.entry import pack_value
+from tests.forking import Forking
 from tests.store_kit import (
     SMALL,
     Version,
@@ -29,7 +28,6 @@ from tests.store_kit import (
     state,
 )
 
-ROOT = Path(__file__).parents[2]
 SETTINGS = replace(SMALL, check_mirror_s=None, filter_bits=1 << 12, fsync=True)
 PROGRAM = """
 import os, signal, sys
@@ -81,15 +79,10 @@ def offset_of(number: int) -> int:
     return (number + 3) * BATCH if number < 0 else 2 * BATCH + number * WINDOW
 
 
-def run(folder: Path, point: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "KEYTIDE_SYNC_POINT": point},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=120,
-    )
+@pytest.fixture(scope="module")
+def forking() -> Iterator[Forking]:
+    with Forking("tests.unit.test_store_killed") as made:
+        yield made
 
 
 @pytest.mark.fault
@@ -120,11 +113,11 @@ def run(folder: Path, point: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_killed_at_a_named_place(
-    tmp_path: Path, folds: FoldWorker, point: str, number: int, steps: int
+    tmp_path: Path, folds: FoldWorker, forking: Forking, point: str, number: int, steps: int
 ) -> None:
-    done = run(tmp_path / "slice", point)
-    assert done.returncode == -signal.SIGKILL
-    assert "stepping" not in done.stdout
+    status, said = forking.run(PROGRAM, tmp_path / "slice", tmp_path / "out", point)
+    assert status == -signal.SIGKILL
+    assert "stepping" not in said
     store = lmdb_store(tmp_path / "slice", folds, SETTINGS)
     check(store, number)
     assert store.undo_steps == steps
@@ -165,9 +158,9 @@ def check(store: LmdbSliceStore, number: int) -> None:
     store.verify()
 
 
-def test_the_program_ends_when_it_is_left_alone(tmp_path: Path, folds: FoldWorker) -> None:
-    done = run(tmp_path / "slice", "")
-    assert (done.returncode, done.stdout) == (0, "stepping True\n")
+def test_the_program_ends_when_it_is_left_alone(tmp_path: Path, folds: FoldWorker, forking: Forking) -> None:
+    done = forking.run(PROGRAM, tmp_path / "slice", tmp_path / "out")
+    assert done == (0, "stepping True\n")
     store = lmdb_store(tmp_path / "slice", folds, SETTINGS)
     check(store, 1)
     store.close()
