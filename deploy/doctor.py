@@ -297,7 +297,8 @@ def cluster_findings(url: str, verdict: Verdict) -> Iterator[Finding]:
 def _clock(url: str) -> Finding:
     """This machine's clock against the coordinator's: staleness and freshness are differences of clocks."""
     try:
-        said = httpx.get(f"{url}/healthz", timeout=_ask_s(), verify=trusted(tls_authority(url))).headers["date"]
+        verify = trusted(tls_authority(url))
+        said = httpx.get(f"{url}/healthz", timeout=_ask_s(), verify=verify).headers["date"]
         apart = abs((datetime.now(UTC) - parsedate_to_datetime(said)).total_seconds())
     except (httpx.HTTPError, KeyError, ValueError) as error:
         return Finding("clocks", True, f"cannot be compared: {error}")

@@ -38,7 +38,7 @@ both = pytest.mark.parametrize("kind", get_args(Kind))
 
 @contextmanager
 def collecting() -> Iterator[Callable[[], object]]:
-    """What collects the cycles that were made within, and no others: all that the tests before have left would
+    """What collects the cycles that were made within, and no others: all that tests before have left would
     take seconds on a busy machine, in which a lock is held."""
     gc.disable()
     try:
