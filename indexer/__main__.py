@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from indexer.serve.process import exit_status
-from indexer.serve.service import NodeService
 from keytide.process.program import log_to_stderr, no_arguments
-from keytide.settings.settings import load_settings
 
 
 def main() -> int:
     """Run until SIGTERM or SIGINT; the exit status."""
+    from indexer.serve.process import exit_status  # (loading a node takes a second, and --help needs none)
+    from indexer.serve.service import NodeService
+    from keytide.settings.settings import load_settings
+
     log_to_stderr()
     try:
         NodeService(load_settings()).run()
