@@ -18,7 +18,6 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from time import perf_counter
 from typing import Final
 
 from msgspec import structs
@@ -186,10 +185,7 @@ class PageApplication:
 
     async def _page(self, service: ScanService, name: str, parsed: ScanRequest, request: Request) -> Response:
         CLIENT.set(client_of(request.scope, tokens=bool(self._settings.security.tokens)))
-        began = perf_counter()
-        answer = await service.scan(name, parsed, gone_of(request))
-        self.metrics.answered(answer, perf_counter() - began)
-        return Response(answer.body, media_type="application/json")
+        return await self.metrics.response(service.scan(name, parsed, gone_of(request)))
 
     async def _live(self, receive: Receive, send: Send) -> None:
         """What a server asks at its beginning and end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import os
 import socket
@@ -27,6 +28,7 @@ from tests.unit.raw_node import (
     Asked,
     Kind,
     RawNode,
+    Reaction,
     answer,
     calling,
     chunked,
@@ -707,6 +709,24 @@ def test_a_client_goes_on_on_another_event_loop() -> None:
         collect()
 
 
+def ending_stream(counts: int) -> tuple[Reaction, threading.Event]:
+    """A node whose streams have a second line, and an end, once it was asked for so many counts, or the event
+    is set."""
+    asked_for = itertools.count(1)
+
+    def react(asked: Asked, made: socket.socket) -> bytes:
+        if not asked.path.endswith("scan"):
+            if next(asked_for) == counts:
+                go_on.set()
+            return counted(1)
+        made.sendall(STREAM_HEAD + chunked(b'{"id":"a"}\n', end=False))
+        assert go_on.wait(LIMIT_S)
+        return chunked(b'{"id":"b"}\n')
+
+    go_on = threading.Event()
+    return react, go_on
+
+
 FORKING = """
 import os, sys, warnings
 from keytide import Client
@@ -729,20 +749,7 @@ with Client(sys.argv[1], retries=0) as client:
 
 def test_a_child_makes_connections_of_its_own() -> None:
     """And leaves those of its parent alone, a stream among them."""
-    counts = 0
-
-    def react(asked: Asked, made: socket.socket) -> bytes:
-        nonlocal counts
-        if not asked.path.endswith("scan"):
-            counts += 1
-            if counts == 5:
-                all_asked.set()
-            return counted(1)
-        made.sendall(STREAM_HEAD + chunked(b'{"id":"a"}\n', end=False))
-        assert all_asked.wait(LIMIT_S)
-        return chunked(b'{"id":"b"}\n')
-
-    all_asked = threading.Event()
+    react, _ = ending_stream(5)
     with RawNode(react) as node:
         ran = subprocess.run(
             [sys.executable, "-c", FORKING, node.url], capture_output=True, text=True, timeout=60, check=False
@@ -785,20 +792,7 @@ asyncio.run(main())
 
 
 def test_a_child_leaves_the_connections_of_the_loop_of_its_parent_alone() -> None:
-    counts = 0
-
-    def react(asked: Asked, made: socket.socket) -> bytes:
-        nonlocal counts
-        if not asked.path.endswith("scan"):
-            counts += 1
-            if counts == 4:
-                all_asked.set()
-            return counted(1)
-        made.sendall(STREAM_HEAD + chunked(b'{"id":"a"}\n', end=False))
-        assert all_asked.wait(LIMIT_S)
-        return chunked(b'{"id":"b"}\n')
-
-    all_asked = threading.Event()
+    react, all_asked = ending_stream(4)
     with RawNode(react) as node:
         ran = subprocess.run(
             [sys.executable, "-c", FORKING_ON_A_LOOP, node.url],
@@ -835,20 +829,7 @@ assert b"".join(found) == b'{"id":"a"}\\n{"id":"b"}\\n', found
 
 
 def test_a_child_that_closes_its_client_leaves_who_reads_in_the_parent_alone() -> None:
-    counts = 0
-
-    def react(asked: Asked, made: socket.socket) -> bytes:
-        nonlocal counts
-        if not asked.path.endswith("scan"):
-            counts += 1
-            if counts == 2:
-                all_asked.set()
-            return counted(1)
-        made.sendall(STREAM_HEAD + chunked(b'{"id":"a"}\n', end=False))
-        assert all_asked.wait(LIMIT_S)
-        return chunked(b'{"id":"b"}\n')
-
-    all_asked = threading.Event()
+    react, all_asked = ending_stream(2)
     with RawNode(react) as node:
         ran = subprocess.run(
             [sys.executable, "-c", CLOSING_IN_A_CHILD, node.url],

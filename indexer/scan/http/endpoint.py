@@ -131,6 +131,13 @@ class ScanMetrics:
         child.observe(seconds)
         self._rows.inc(answer.rows)
 
+    async def response(self, work: Awaitable[WrittenAnswer]) -> Response:
+        """That of an answer in JSON, counted."""
+        began = perf_counter()
+        answer = await work
+        self.answered(answer, perf_counter() - began)
+        return Response(answer.body, media_type="application/json")
+
     def read(self, number: int, slices: Iterable[SliceReply]) -> None:
         """Count what another node has asked for in vain."""
         if behind := sum(one.gone and not one.state and one.newest < number for one in slices):
@@ -248,19 +255,12 @@ class Endpoint:
         """The response of what may read much: given up when the reader goes away, or its time is over."""
         gone = gone_of(request)
         limit_s = self.shared.timeout_s(moment)
-        return await self._answered(unless_gone(work(self.service, gone), gone, limit_s))
+        return await self.metrics.response(unless_gone(work(self.service, gone), gone, limit_s))
 
     async def answer(self, work: Awaitable[WrittenAnswer]) -> Response:
         """The response of what is soon answered."""
         self.local.threads.short_at = monotonic()
-        return await self._answered(work)
-
-    async def _answered(self, work: Awaitable[WrittenAnswer]) -> Response:
-        """The response for an answer in JSON, counted."""
-        began = perf_counter()
-        answer = await work
-        self.metrics.answered(answer, perf_counter() - began)
-        return Response(answer.body, media_type="application/json")
+        return await self.metrics.response(work)
 
     def _form(self, request: Request) -> Form | None:
         """Who answers a scan in the form that the reader wants first of those that there are; None for pages
