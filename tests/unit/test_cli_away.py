@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,6 +156,17 @@ def test_every_command_gives_up_in_the_time_that_it_states(
     problem: dict[str, Any] = json.loads(result.stdout)
     assert still in problem["detail"]
     assert "--give-up" in problem["next_step"]
+
+
+def test_who_waits_for_a_build_pauses_no_longer_than_it_has_patience(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append)
+    monkeypatch.setattr("keytide.cli.admin.time", clock)
+    where = folder(tmp_path, NOBODY)
+    run("build", "wait", "b1", *where, "--json", status=1, give_up=0.6)
+    assert pauses == [0.5, pytest.approx(0.1)]
 
 
 def test_no_command_is_forgotten() -> None:

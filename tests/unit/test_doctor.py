@@ -9,8 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
+from confluent_kafka import KafkaException
 from confluent_kafka.admin._metadata import (
     BrokerMetadata,
     ClusterMetadata,
@@ -21,6 +23,7 @@ from confluent_kafka.admin._metadata import (
 from deploy import doctor
 from deploy.doctor import Finding, cluster_findings, last_word, source_topic
 from keytide.cli.options import DEFAULT_DATA_DIR
+from keytide.kafka.clients import AdminClient
 from keytide.model.health import Reason, verdict
 
 GOOD = {"cleanup.policy": "compact", "min.compaction.lag.ms": "60000", "delete.retention.ms": "86400000"}
@@ -110,6 +113,20 @@ def test_a_broker_that_is_away_is_told_of_and_what_lacks_it() -> None:
     assert lacking[0].found == "2 of 3 brokers at k:1"
     assert all(one.advice for one in lacking)
     assert [one.ok for one in doctor.kafka_findings("k:1", kafka_of(2, 3), brokers=0)] == [True, True]
+
+
+def test_kafka_is_asked_for_as_long_as_the_command_has_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent:
+        def list_topics(self, timeout: float) -> ClusterMetadata:
+            asked.append(timeout)
+            raise KafkaException("nothing came")
+
+    asked: list[float] = []
+    for patience in (0.3, 60.0):
+        monkeypatch.setattr(doctor, "give_up_s", lambda patience=patience: patience)
+        (found,) = doctor._asked(cast(AdminClient, Silent()), "k:1", [], 0)
+        assert not found.ok
+    assert asked == [0.3, 5.0]
 
 
 @pytest.fixture
