@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -152,9 +153,19 @@ def _reference(kind: type) -> dict[str, str]:
 
 def schemas() -> dict[str, Any]:
     """The request types as JSON schemas, by name."""
-    kinds = sorted(_kinds, key=lambda kind: kind.__name__)
+    return _components(sorted(_kinds, key=lambda kind: kind.__name__))
+
+
+def _components(kinds: Sequence[type[Moment]]) -> dict[str, Any]:
     _, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     return components
+
+
+@cache
+def _members(kind: type[Moment]) -> Mapping[str, Any]:
+    """The members of a type as JSON schemas, by name."""
+    members: Mapping[str, Any] = _components([kind])[kind.__name__]["properties"]
+    return members
 
 
 def add_route(
@@ -207,7 +218,7 @@ def _operation(kind: type[Moment], *, by_hand: bool, examples: Examples) -> dict
         }
     first = next(iter(examples.values()), {})
     query = []
-    for name, schema in schemas()[kind.__name__]["properties"].items():
+    for name, schema in _members(kind).items():
         one = {
             "name": name,
             "in": "query",
