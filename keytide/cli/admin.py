@@ -345,10 +345,10 @@ class Admin:
                 state: dict[str, Any] = self.call("GET", path)
             except RetryableError:
                 left = heard + limit - time.monotonic()
-                if left <= 0:
+                if left < 0:
                     raise
                 away()
-                time.sleep(min(0.5, left))
+                time.sleep(min(0.5, max(0.01, left)))
                 continue
             heard, limit = time.monotonic(), AWAY_LIMIT_S
             yield state

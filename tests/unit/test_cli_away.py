@@ -166,7 +166,7 @@ def test_who_waits_for_a_build_pauses_no_longer_than_it_has_patience(
     monkeypatch.setattr("keytide.cli.admin.time", clock)
     where = folder(tmp_path, NOBODY)
     run("build", "wait", "b1", *where, "--json", status=1, give_up=0.6)
-    assert pauses == [0.5, pytest.approx(0.1)]
+    assert 0.6 <= sum(pauses) < 0.65
 
 
 def test_no_command_is_forgotten() -> None:
