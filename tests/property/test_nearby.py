@@ -151,6 +151,17 @@ def test_who_is_left_out_is_none_of_the_nearest(seed: int) -> None:
         check(nearest_rings(place, rings, wanted), ring_distances(place, rings), wanted, exact=False)
 
 
+@pytest.mark.parametrize("seed", share.seeds(60))
+def test_nor_is_who_is_at_the_other_end_of_the_globe(seed: int) -> None:
+    rng = random.Random(seed)
+    lon, lat = rng.uniform(-180, 180), rng.uniform(-90, 90)
+    opposite = lon - math.copysign(180, lon)
+    xs, ys = np.full(3, opposite), np.full(3, -lat)
+    place = point(lon, lat, "geographic")
+    check(nearest_points(place, xs, ys, 2), distances(place, xs, ys), 2, exact=True)
+    assert np.isfinite(nearest_points(place, xs, ys, 2)).sum() >= 2
+
+
 def check(found: Any, every: Any, wanted: int, *, exact: bool) -> None:
     last = np.sort(every)[:wanted][-1]
     kept = np.isfinite(found)

@@ -8,11 +8,13 @@ import itertools
 import json
 import random
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 from unittest import mock
 
 import pytest
 
+from indexer.hosting.snapshot_reader import JointReader, OpenSnapshot
 from indexer.scan.local.once import NotShortError
 from indexer.scan.nearest import rows, search
 from indexer.scan.nearest.here import MOST_ENTRIES
@@ -20,11 +22,12 @@ from indexer.scan.nearest.rows import scan_nearest
 from indexer.scan.query.queries import QueryService
 from indexer.scan.query.request import QueryRequest
 from indexer.scan.request.request import Near, ScanRequest
+from indexer.store.fold.worker import FoldWorker
 from keytide.geometry import NotAGeometryError, distance, geometry_of, point
 from keytide.structure.place_columns import MOST_AREA_BYTES
 from keytide.structure.spatial import frame_of
 from tests import geometry_shapes as shapes
-from tests.unit.scan_world import Doc, World
+from tests.unit.scan_world import Doc, FakeView, Keep, StoredSnapshot, World, stores
 from tests.unit.test_api import Endpoint
 from tests.unit.test_spatial_reads import BY_CELL, BY_ID, SPLITS, around, dot, never, square
 
@@ -36,12 +39,17 @@ class Here:
 
     Args:
         places: by id.
+        keep: keeps the slices; in memory by default.
     """
 
-    def __init__(self, statement: str, srid: int, places: dict[str, Answer]) -> None:
+    def __init__(
+        self, statement: str, srid: int, places: dict[str, Answer], keep: Keep | None = None
+    ) -> None:
         splits = ", ".join(map(str, SPLITS[srid]))
         self.srid, self.places = srid, places
         self.world = World(statement.format(srid=f"srid={srid}", splits=splits), node_count=1)
+        if keep is not None:
+            self.world.keep = keep
         docs = [Doc([place], id_, b'{"n":%d}' % at) for at, (id_, place) in enumerate(places.items())]
         self.world.commit(1, {"by_place": docs})
 
@@ -146,6 +154,58 @@ def test_a_search_that_was_asked_before_reads_little() -> None:
     assert all(len(one["slices"]) == 1 for one in explained), (
         "slices in which there is nothing are not told of"
     )
+
+
+class RingOf:
+    """`indexer.hosting.snapshots.SnapshotRing` of one snapshot of a store."""
+
+    def __init__(self, snapshot: StoredSnapshot) -> None:
+        self._open = OpenSnapshot(snapshot.stored, 1)
+
+    def find(self, number: int) -> OpenSnapshot:
+        return self._open
+
+    def hold(self, found: OpenSnapshot, reads: int = 1) -> bool:
+        return True
+
+    def give_back(self, held: OpenSnapshot) -> None:
+        pass
+
+    def report_damage(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+
+def joint_of_stores(view: FakeView, index: str, slices: Sequence[int], number: int) -> JointReader:
+    held = [cast(StoredSnapshot, view._slice(index, one).snapshots[number]) for one in slices]
+    joint = JointReader.of([RingOf(one) for one in held], number)
+    assert joint is not None
+    joint.timestamps, joint.incarnations = [one.timestamp for one in held], [one.incarnation for one in held]
+    return joint
+
+
+@pytest.mark.parametrize("statement", [BY_ID, BY_CELL])
+@pytest.mark.parametrize("soon", [True, False])
+def test_of_stores_on_disk_they_are_those_of_all(
+    statement: str, soon: bool, tmp_path: Path, folds: FoldWorker
+) -> None:
+    """What a cursor read before is of no concern: of a few everything is read, and of a town far away."""
+    rng = random.Random(1)
+    few = {f"d{at:03}": dot(rng.uniform(-179, 179), rng.uniform(-80, 80)) for at in range(7)}
+    town = {f"d{at:03}": dot(11 + rng.gauss(0, 1e-4), 11 + rng.gauss(0, 1e-4)) for at in range(300)}
+    with stores("lmdb", tmp_path, folds) as keep, mock.patch.object(FakeView, "joint", joint_of_stores):
+        for places in (few, town):
+            here = Here(statement, 4326, places, keep)
+            asked = [([-100.0, -60.0], 10), ([0.0, 0.0], 5), ([11.0, 11.0], 10), ([100.0, 50.0], 3)]
+            for (place, limit), answer in zip(asked, here.ask(asked, soon=soon), strict=True):
+                here.check(place, limit, answer)
+
+
+def test_what_was_tried_the_short_way_is_not_tried_so_again() -> None:
+    here = Here(BY_ID, 4326, {"line": {"type": "LineString", "coordinates": [[1, 1], [2, 2]]}})
+    with mock.patch.object(search, "nearest_here") as again:
+        (answer,) = here.ask([([1.5, 1.5], 3)], soon=False)
+    here.check([1.5, 1.5], 3, answer)
+    again.assert_not_called()
 
 
 def test_nothing_and_little_are_found_soon() -> None:

@@ -140,6 +140,14 @@ def test_levels_are_read_as_rows_are(
         assert some is not None
         assert (sum(some[1]) > most) == (sum(within[1]) > most)
         assert sum(some[1]) <= 2 * most + 2
+        for level in levels:  # wherever one stands, all of it is read from its beginning
+            if chance.random() < 0.5:
+                level.ends()
+            else:
+                level.begin(key("00500"), None, False, 3)
+        everything = rows_within([levels], [b""], [b"\xff"], 2 * NUMBERS, REMOVED)
+        assert everything is not None
+        assert everything[0] == [row for block in held.rows(b"", None) for row in block]
     held.close()
 
 

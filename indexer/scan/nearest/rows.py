@@ -29,7 +29,7 @@ async def scan_nearest(
     """The answer of `POST /v1/indexes/{name}/scan` whose `near` has a limit.
 
     Args:
-        soon: if it is soon done.
+        soon: if it is soon done; else it was asked so before, in vain.
 
     Raises:
         NotShortError: it is not.
@@ -49,7 +49,7 @@ async def scan_nearest(
 
     async def work(target: Target) -> Nearest:
         if not soon:
-            return await nearest(target, shared, to, wanted, reach)
+            return await nearest(target, shared, to, wanted, reach, tried=True)
         found = nearest_here(target, shared, to, wanted, reach, ties=False)
         if found is None:
             raise NotShortError

@@ -49,20 +49,28 @@ _NARROWEST: Final = 1.1
 
 
 async def nearest(
-    target: Target, shared: Reads, to: DistanceTo, wanted: int, reach: float = math.inf, *, ties: bool = False
+    target: Target,
+    shared: Reads,
+    to: DistanceTo,
+    wanted: int,
+    reach: float = math.inf,
+    *,
+    ties: bool = False,
+    tried: bool = False,
 ) -> Nearest:
     """The `wanted` entries of a target that are nearest to a place: the `work` of `Reads.read`.
 
     Args:
         reach: how far away they are at most.
         ties: who orders them further needs all that are as far away as the last one.
+        tried: the short way was, and it is none.
 
     Raises:
         OutOfTimeError: it takes longer than the target's time.
         TooManyNearestError: more than `scan.max_sort_rows` are to be held.
         SnapshotMissingError, RetryableError: as `service.page_of`.
     """
-    if (soon := nearest_here(target, shared, to, wanted, reach, ties=ties)) is not None:
+    if not tried and (soon := nearest_here(target, shared, to, wanted, reach, ties=ties)) is not None:
         return soon
     result = Nearest()
     record = shared.view.catalog().index(target.index)

@@ -118,10 +118,10 @@ class LmdbLevelCursor:
 
     def within(self, lows: Sequence[bytes], highs: Sequence[bytes], most: int) -> list[Row]:
         cursor, found = self._cursor, list[Row]()
-        key = b""
+        key: bytes | None = None  # (wherever the cursor stands)
         try:
             for low, high in zip(lows, highs, strict=True):
-                if key < low:
+                if key is None or key < low:
                     if not cursor.set_range(low):
                         break
                     key = cursor.key()
