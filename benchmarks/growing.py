@@ -67,7 +67,7 @@ def _look(bench: Bench, result: Result, million: int) -> None:
 
 
 def held_bytes(bench: Bench) -> Counter[str]:
-    """Bytes that are taken of disks: by what is base, delta, undo journal and whatever else of slices, and
+    """Bytes that are taken of disks: by what is base, delta and whatever else of slices (undo journals), and
     Kafka's topics."""
     found: Counter[str] = Counter()
     for at, _, files in os.walk(bench.folder):

@@ -163,16 +163,17 @@ def _filled(empty: Segment, puts: Puts | None, skips: list[Skip], documents: Sli
     ordinals = documents.ordinals
     if ordinals is not None:
         if puts is not None:
-            found = np.searchsorted(ordinals, np.frombuffer(puts.ordinals, "<u4"))
-            puts = replace(puts, ordinals=found.astype("<u4").tobytes())
-        skips = [replace(skip, ordinal=_place(ordinals, skip.ordinal)) for skip in skips]
+            puts = replace(puts, ordinals=_places(ordinals, np.frombuffer(puts.ordinals, "<u4")))
+        skips = [replace(skip, ordinal=-1) for skip in skips]
     return replace(empty, heard=documents.heard, puts=puts, skips=skips, present=documents.present)
 
 
-def _place(ordinals: npt.NDArray[np.int64], ordinal: int) -> int:
-    """Where an ordinal is among some, ascending; -1 when it is not."""
-    at = int(np.searchsorted(ordinals, ordinal))
-    return at if at < len(ordinals) and ordinals[at] == ordinal else -1
+def _places(ordinals: npt.NDArray[np.int64], put: npt.NDArray[np.uint32]) -> bytes:
+    """Where the documents of entries are among those that their slice hears of. u32[m]."""
+    found = np.searchsorted(ordinals, put)
+    heard = bool(len(ordinals)) and bool((ordinals[np.minimum(found, len(ordinals) - 1)] == put).all())
+    invariant(heard, "RoutedByIds", "entries go to a slice that does not hear of their documents")
+    return found.astype("<u4").tobytes()
 
 
 def segment_bytes(segment: Segment) -> int:

@@ -26,8 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from keytide.catalog.partitioning import Partitioning
-from keytide.wire.columns import chosen, heard_hashes, presence
+from keytide.wire.columns import chosen, heard_hashes, heard_offsets
 from keytide.wire.messages import Heard
+from keytide.wire.presence import presence
 
 
 class SliceDocuments(NamedTuple):
@@ -71,7 +72,7 @@ class BatchDocuments:
         """The documents by the hash of their ids modulo `count`. (Indexes with as many slices share this.)"""
         found = self._shares.get(count)
         if found is None and self.heard is not None:
-            self._present = self._present or presence(self.heard)
+            self._present = self._present or presence(heard_offsets(self.heard, 0))
             shares = by_share(heard_hashes(self.heard), count)
             found = self._shares[count] = [self._part(self.heard, ordinals) for ordinals in shares]
         return found or []

@@ -130,20 +130,16 @@ class Dictionary:
             build=None,
             created_at=now,
             replaces=replaces,
-            hears_by_id=self._hears_by_id(definition),
+            hears_by_id=self.hears_by_id(definition),
         )
         self.put(index)
         return index
 
-    def _hears_by_id(self, definition: IndexDefinition) -> bool:
-        """Whether slices of a new index need not hear every document (R16): ids say which, and everybody
-        understands that. (Else all hear all, and nobody is refused.)"""
-        if max(Partitioning.of(definition).id_shares) == 1:
-            return False
-        if self.speakers.behind(self.catalog, NARROWED):
-            return False
-        self.use_protocol(NARROWED, "an index whose slices do not hear every document")
-        return True
+    def hears_by_id(self, definition: IndexDefinition) -> bool:
+        """Whether slices of a new index hear only of the documents that their ids let them hold (R16): ids
+        say which, and everybody understands that. (No UNIQUE index: what it judges by is what it hears.)"""
+        understood = self.catalog.protocol >= NARROWED and not definition.unique
+        return understood and Partitioning.of(definition).by_id
 
     def use_protocol_of(self, definition: IndexDefinition) -> None:
         """Have the version of the protocol in use that makes everybody understand a definition.

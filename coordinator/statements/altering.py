@@ -44,9 +44,10 @@ def set_layout(
         ConflictError: it is built now.
     """
     _check_state(builds, index)
-    builds.registry.dictionary.use_protocol_of(definition)
-    index = replace(index, definition=altered(definition))
-    builds.registry.dictionary.put(index)
+    dictionary = builds.registry.dictionary
+    dictionary.use_protocol_of(definition)
+    index = replace(index, definition=altered(definition), hears_by_id=dictionary.hears_by_id(definition))
+    dictionary.put(index)
     how = f"{definition.partition_kind.upper()}({render_expression(definition.partition)})"
     how += f", parted {_where(definition)}" if definition.partition_kind == "range" else ""
     if definition.spread:

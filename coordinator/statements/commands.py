@@ -45,6 +45,7 @@ from keytide.definition.statement import (
     Statement,
 )
 from keytide.errors import CallerError
+from keytide.model.protocol import SPOKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +338,20 @@ class Commands:
         """Let a node have slices again. Raises as `Moves.undrain`."""
         _, out = self._moves.undrain(node)
         return self._done(now, f"node {node} may have slices again", job=DRAIN + node, out=out)
+
+    def upgrade(self, now: int) -> CommandResult:
+        """Use the newest version of the protocol that this release speaks.
+
+        Raises:
+            UpgradeNeededError: somebody does not speak it.
+        """
+        used = self._dictionary.catalog.protocol
+        self._dictionary.use_protocol(SPOKEN, "the newest version")
+        if used >= SPOKEN:
+            return self._done(now, f"version {used} of the protocol is in use already, nothing is done")
+        text = f"version {SPOKEN} of the protocol is in use, it was {used}; there is no way back"
+        note = Note("info", "protocol-used", self._dictionary.topics.cluster, text)
+        return self._done(now, text, out=[note])
 
     def rebalance(self, moves: list[Move], now: int) -> CommandResult:
         """Carry out what was planned (`Moves.sketch`). Raises as `Moves.carry_out`."""

@@ -46,7 +46,8 @@ def replace_index(
     if pending := _on_its_way(builds, name, definition):
         return pending
     layout = replace(definition, replicas=kept.replicas, auto_split=kept.auto_split)
-    if old.state == "READY" and same(layout, kept):
+    hears_less = builds.registry.dictionary.hears_by_id(kept) and not old.hears_by_id
+    if old.state == "READY" and same(layout, kept) and not hears_less:
         changed = definition.replicas != kept.replicas or definition.splits_itself != kept.splits_itself
         if not changed and (found := _made_itself(builds, name)):
             return f"index {name} has this definition, and {found}; nothing is done", old, None, []

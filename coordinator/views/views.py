@@ -360,6 +360,11 @@ def projector_lag(leader: Leader, name: str, stream: StabilityStream) -> int:
     return stream.progress.timestamp().documents_to(source_ends(leader, name, stream))
 
 
+def protocol(leader: Leader) -> Document:
+    """The version of the protocol that the cluster uses, and up to which one this coordinator speaks."""
+    return {"used": leader.dictionary.catalog.protocol, "spoken": SPOKEN}
+
+
 def cluster(leader: Leader, bootstrap: str, url: str, now: int) -> Document:
     """What a client needs to find its way."""
     record = leader.dictionary.catalog.cluster
@@ -370,6 +375,6 @@ def cluster(leader: Leader, bootstrap: str, url: str, now: int) -> Document:
         "coordinator": url,
         "now": now,
         "kafka": bootstrap,
-        "protocol": {"used": leader.dictionary.catalog.protocol, "spoken": SPOKEN},
+        "protocol": protocol(leader),
         "nodes": [{"id": one["id"], "url": one["url"], "live": one["live"]} for one in nodes(leader, now)],
     }

@@ -92,6 +92,11 @@ class Partitioning:
         return (self.slices,) if self.raw_id else self.spread or (1,) * self.slices
 
     @property
+    def by_id(self) -> bool:
+        """Whether the document id decides which slice an entry lies in, or has a say."""
+        return max(self.id_shares) > 1
+
+    @property
     def starts(self) -> tuple[int, ...]:
         """The first slice of each partition, and how many slices there are."""
         return _starts(self.spread) if self.spread else tuple(range(self.slices + 1))

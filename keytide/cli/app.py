@@ -290,6 +290,13 @@ def status(admin: Admin, as_json: bool) -> None:
     raise typer.Exit(0 if verdict.well else 1)
 
 
+@asks(app, show=lambda answer: out.print(answer["message"], highlight=False))
+def upgrade(admin: Admin) -> Any:
+    """Use the newest version of the protocol, when everybody is upgraded, gateways too: what needs it works
+    then, and nobody can go back to the release before."""
+    return admin.call("POST", rest("cluster", "upgrade"))
+
+
 @asks(app, show=looks.show_topology)
 def topology(admin: Admin) -> Any:
     """Which node holds which slice, and how each of them is."""

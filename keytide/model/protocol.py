@@ -19,7 +19,8 @@ with partitions of several slices (`IndexDefinition.partition_slices`) |
 | 5 | indexes USING spatial, whose documents may have several entries, of which one is read \
 (`keytide.structure.spatial`); conditions on places in WHERE, and POINT |
 | 6 | segments that leave documents out which their slice cannot hold (`Segment.present`, \
-`IndexRecord.hears_by_id`). It is used for indexes that are made when everybody speaks it |
+`IndexRecord.hears_by_id`), of indexes that are made while it is in use: in a new cluster, or from \
+`keytide upgrade` on |
 
 A gateway reports nothing, so nobody counts it; neither is a coordinator counted that stands by. A process
 that reads of a version which it does not speak ends (`UnknownVersionError`), from version 2 on; those of
@@ -44,12 +45,12 @@ SUBPARTITIONS: Final = 4
 """From which on a partition may be of several slices."""
 PLACES: Final = 5
 """From which on an index may be USING spatial, and a definition speak of places."""
-NEEDED: Final = max(LAYOUTS, MOVES, OTHER_STRUCTURES, SUBPARTITIONS, PLACES)
+NARROWED: Final = 6
+"""From which on a slice need not hear every document."""
+NEEDED: Final = max(LAYOUTS, MOVES, OTHER_STRUCTURES, SUBPARTITIONS, PLACES, NARROWED)
 """The latest that something needs which can be asked for: while somebody speaks less, that is refused."""
 CHANGES: Final = 3
 """From which on a leader understands `HeartbeatChanges`."""
-NARROWED: Final = 6
-"""From which on a slice need not hear every document."""
 SPOKEN: Final = 6
 """Up to which this release speaks."""
 

@@ -307,7 +307,7 @@ class CoordinatorSettings(Section):
         64,
         ge=1,
         le=1024,
-        description="an index gets no more slices than these by itself; each slice hears every document",
+        description="an index gets no more slices than these by itself; mostly, each hears every document",
     )
     node_timeout_ms: int = Field(
         3_000, description="a node without a heartbeat for this long is not live and leaves pacing"

@@ -26,6 +26,7 @@ from msgspec.structs import replace
 
 from keytide.errors import invariant
 from keytide.wire.messages import Heard, Puts, Segment
+from keytide.wire.presence import is_present, part_of
 
 Array: TypeAlias = npt.NDArray[Any]
 U32_END = 2**32
@@ -115,14 +116,10 @@ def heard_ids(heard: Heard, ordinals: Array | None = None) -> list[bytes]:
 
 def has_documents(segment: Segment, start: int, end: int) -> bool:
     """Whether the source has a document at offsets [start, end) of a segment, heard or not."""
-    if start >= end:
-        return False
-    low, high = max(start - segment.start, 0), end - segment.start
+    low, high = max(start, segment.start) - segment.start, end - segment.start
     if segment.present:
-        bounds = np.frombuffer(segment.present, "<u4")
-        ended = int(np.searchsorted(bounds, low, side="right"))  # an odd number: within a run
-        return ended % 2 == 1 or (ended < len(bounds) and int(bounds[ended]) < high)
-    if segment.heard is None:
+        return is_present(segment.present, low, high)
+    if segment.heard is None or low >= high:
         return False
     offsets = np.frombuffer(segment.heard.offsets, "<u4")
     at = int(np.searchsorted(offsets, low))
@@ -228,16 +225,6 @@ def chosen(heard: Heard, ordinals: Array) -> Heard:
     )
 
 
-def presence(heard: Heard) -> bytes:
-    """`Segment.present` of a segment with these documents: all, of which slices hear a part each."""
-    offsets = np.frombuffer(heard.offsets, "<u4").astype(np.int64)
-    breaks = np.flatnonzero(np.diff(offsets) != 1)
-    bounds = np.empty(2 * len(breaks) + 2, "<u4")
-    bounds[0], bounds[-1] = offsets[0], offsets[-1] + 1
-    bounds[1:-1:2], bounds[2:-1:2] = offsets[breaks] + 1, offsets[breaks + 1]
-    return bounds.tobytes()
-
-
 # --- cutting ------------------------------------------------------------------------------------------------
 
 
@@ -265,7 +252,7 @@ def cut_segment(segment: Segment, offset: int) -> tuple[Segment, Segment]:
         heard=_part_of_heard(heard, 0, middle, 0),
         puts=_part_of_puts(puts, 0, entries, 0),
         skips=lower_skips,
-        present=_part_of_presence(segment.present, 0, offset - segment.start),
+        present=part_of(segment.present, 0, offset - segment.start),
     )
     upper = replace(
         segment,
@@ -274,7 +261,7 @@ def cut_segment(segment: Segment, offset: int) -> tuple[Segment, Segment]:
         puts=_part_of_puts(puts, entries, puts.count if puts else 0, middle),
         skips=upper_skips,
         below=segment.epoch,
-        present=_part_of_presence(segment.present, offset - segment.start, segment.end - segment.start),
+        present=part_of(segment.present, offset - segment.start, segment.end - segment.start),
     )
     return lower, upper
 
@@ -316,12 +303,6 @@ def _part_of_heard(heard: Heard | None, low: int, high: int, moved: int) -> Hear
         ids=heard.ids[begin:end],
         hashes=heard.hashes[8 * low : 8 * high],
     )
-
-
-def _part_of_presence(present: bytes, low: int, high: int) -> bytes:
-    """What of `Segment.present` lies in [low, high), counted from `low`."""
-    bounds = np.frombuffer(present, "<u4").astype(np.int64).clip(low, high).reshape(-1, 2) - low
-    return bounds[bounds[:, 0] < bounds[:, 1]].astype("<u4").tobytes()
 
 
 def _part_of_puts(puts: Puts | None, low: int, high: int, moved: int) -> Puts | None:

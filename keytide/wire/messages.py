@@ -90,11 +90,12 @@ class Skip(msgspec.Struct, frozen=True, array_like=True):
     """A version that could not be indexed: a line for the skip ledger of the slice `hash(id) % slices`
     (settled question).
 
-    The version counts as a delete (R12): it is heard by all slices and has no puts.
+    The version counts as a delete (R12): it is heard as such, and has no puts.
     """
 
     ordinal: int
-    """Index into `Heard`; -1 for a record that has no usable document id (then `offset` alone names it)."""
+    """Index into `Heard`; -1 for a record that is not there: it has no usable document id, or the slice does
+    not hear every document. `offset` names it always."""
     offset: int
     id: bytes
     """As much of the record's key as is kept (at most 250 bytes)."""
@@ -119,8 +120,8 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     below: int = -1
     """Leader epoch of what lies just below `start`, as far as its sender has read it; -1 when unknown."""
     present: bytes = b""
-    """Where `heard` has not every document (R16): at which offsets there are some, u32[2k], the ascending
-    bounds of runs [first, end), less `start`. Empty where it has them all."""
+    """Where `heard` has not every document (R16): at which offsets there are some (`keytide.wire.presence`).
+    Empty where it has them all."""
 
 
 class SegmentBatch(_Message, frozen=True, array_like=True):

@@ -12,11 +12,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.partitioning import Partitioning
 from keytide.catalog.records import IndexRecord
+from keytide.definition.index import IndexDefinition
 from keytide.wire.messages import QUEUE_UNAVAILABLE, Segment, SegmentBatch, encode
 from keytide.wire.parts import split
 from projector.core.projection import KeyspacePlan, SourceBatch, project
@@ -141,7 +143,7 @@ class Pipeline:
         self.sender = sender
         self._limits = limits
         self._parts = 0
-        self._plans: dict[tuple[str, ...], KeyspacePlan] = {}
+        self._plans: dict[tuple[tuple[str, IndexDefinition], ...], KeyspacePlan] = {}
 
     def suspend(self, index: str) -> None:
         """Send nothing for an index from now on, and have the coordinator told (it makes it FAILED)."""
@@ -159,13 +161,13 @@ class Pipeline:
         return [r for r in catalog.emitting(keyspace, version) if r.id not in self.suspended]
 
     def _plan(self, indexes: Collection[IndexRecord]) -> KeyspacePlan:
-        """Definitions never change under an index id, so the ids are the key."""
-        ids = tuple(sorted(record.id for record in indexes))
-        plan = self._plans.get(ids)
+        """By ids and definitions: one of an index that is not built can be altered under its id."""
+        key = tuple(sorted(((record.id, record.definition) for record in indexes), key=itemgetter(0)))
+        plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) > 16:  # old combinations
                 self._plans.clear()
-            plan = self._plans[ids] = KeyspacePlan((record.id, record.definition) for record in indexes)
+            plan = self._plans[key] = KeyspacePlan(key)
         return plan
 
     def emit(

@@ -144,8 +144,9 @@ class _FirstStage:
         if work.heard:
             for base, documents in heard_columns(spill.documents, work.settings.topics.segment_target_bytes):
                 batch = BatchDocuments(documents)
+                by_index = {index: batch.of(rule, by_id=True) for index, rule in self._rules.items()}
                 for target, (index, number) in enumerate(work.targets):
-                    heard = batch.of(self._rules[index], by_id=True)[number].heard
+                    heard = by_index[index][number].heard
                     if heard is not None:
                         self._send(target, spill.partition, base, heard, [])
         for target, skips in sorted(spill.skips.items()):

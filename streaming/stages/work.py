@@ -48,7 +48,7 @@ class BatchWork:
         targets: what the build fills (`streaming.core.micro_batches`).
         definitions: index id -> its definition as JSON.
         routes: route of each shuffle partition (`streaming.core.micro_batches.exact_routes`).
-        heard: whether all targets hear all documents (R21): in every micro-batch after the first.
+        heard: whether targets hear of documents (R21): in every micro-batch after the first.
         settings: without secrets that only other parts need.
         losers: partition -> offsets of versions that another partition has a newer version of.
         splits: index id -> its splits, of those by RANGE.

@@ -8,7 +8,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+import numpy as np
+from msgspec.structs import replace
+
 from keytide.wire.messages import Heard, PutChunk, Puts, RemovalChunk, Segment, Skip
+from keytide.wire.presence import presence
 from projector.core.projection import SourceBatch
 from tests.simulation.source import HASHES, SLICES, Version, projection
 
@@ -70,17 +74,6 @@ def pack_skips(versions: Sequence[Version], number: int) -> list[Skip]:
     ]
 
 
-def presence(versions: Sequence[Version], start: int) -> bytes:
-    """At which offsets a segment that begins at `start` has versions, heard or not."""
-    bounds: list[int] = []
-    for offset in (version.offset - start for version in versions):
-        if bounds and bounds[-1] == offset:
-            bounds[-1] += 1
-        else:
-            bounds += [offset, offset + 1]
-    return struct.pack(f"<{len(bounds)}I", *bounds)
-
-
 def segments_of(batch: SourceBatch, ranged: bool = False, by_id: bool = False) -> list[Segment]:
     """One segment for each slice.
 
@@ -111,7 +104,10 @@ def _segment_by_id(batch: SourceBatch, versions: Sequence[Version], number: int)
     mine = held_by(versions, number)
     heard = pack_heard(mine, batch.start, versions)
     puts, skips = pack_puts(mine, number), pack_skips(mine, number)
-    present = b"" if len(mine) == len(versions) else presence(versions, batch.start)
+    present = b""
+    if len(mine) < len(versions):
+        present = presence(np.array([version.offset - batch.start for version in versions]))
+        skips = [replace(skip, ordinal=-1) for skip in skips]
     return Segment(
         batch.partition, batch.epoch, batch.start, batch.end, heard, puts, skips, batch.below, present
     )

@@ -129,7 +129,7 @@ def definition(name: str, replicas: int = 0, ranged: bool = False) -> IndexDefin
 
 def by_id(name: str, ranged: bool = False) -> bool:
     """Whether each slice hears of the documents alone that their ids let it hold (R16)."""
-    return max(Partitioning.of(definition(name, ranged=ranged)).id_shares) > 1
+    return Partitioning.of(definition(name, ranged=ranged)).by_id
 
 
 def canonical(stored: bytes, value: bytes) -> bytes:

@@ -175,7 +175,7 @@ class World:
                 FIRST_BUILD,
                 self.clock.now,
                 splits=first.encoded_splits,
-                hears_by_id=by_id(FIRST, self.plan.ranged),
+                hears_by_id=by_id(FIRST, self.plan.ranged) and not unique,
             ),
             KeyspaceRecord(KEYSPACE, topic_id, PARTITIONS, 1),
         ]

@@ -3,6 +3,7 @@ stuck."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from itertools import pairwise, product
 from types import SimpleNamespace
@@ -67,7 +68,8 @@ def index(
     id_: str = "a-1", version: int = 1, state: str = "BUILDING", slices: int = 2, by: str = ""
 ) -> IndexRecord:
     name = id_.split("-")[0]
-    statement = parse_statement(f"CREATE INDEX {name} ON orders (city) {by} WITH (slices={slices})")
+    options = f"WITH (slices={slices})" if slices else ""
+    statement = parse_statement(f"CREATE INDEX {name} ON orders (city) {by} {options}")
     assert isinstance(statement, CreateIndex)
     return IndexRecord(id_, statement.definition, state, version, [], f"b-{id_}", 0)  # type: ignore[arg-type]
 
@@ -164,6 +166,29 @@ class TestPipeline:
             assert pipeline.spared["a-1"] == 5_000 * slices - pipeline.heard["a-1"]
         assert sizes[True, 64] < 1.1 * sizes[True, 4], sizes
         assert sizes[False, 64] > 10 * sizes[False, 4], sizes
+
+    @pytest.mark.parametrize("every", [2, 1_000])
+    def test_nor_do_they_much_where_offsets_have_holes(self, every: int) -> None:
+        """Transactions of one record, a compacted topic: every slice is told where documents are."""
+        offsets = range(0, 3_000 * every, every)
+        batches = batches_of(KEY, 0, offsets[-1] + 1, -1, [columns(*offsets)])
+        sizes: dict[int, float] = {}
+        for slices in (4, 64):
+            found = catalog(replace(index(slices=slices, by="PARTITION BY HASH(id)"), hears_by_id=True))
+            pipeline = Pipeline("me", MessageLimits(1 << 20, 1 << 20))
+            messages = pipeline.emit(found, "orders", {1: batches}, 0)
+            sizes[slices] = sum(len(zlib.compress(message.value, 1)) for message in messages) / 3_000
+        assert sizes[64] < sizes[4] + 64 / 4, "two bits to each slice, and what a message takes"
+
+    def test_an_index_that_was_altered_before_it_was_built_is_projected_as_it_is_now(self) -> None:
+        """Under its id: its build was cancelled, and it is partitioned otherwise now."""
+        pipeline, other = (Pipeline("me", MessageLimits(1 << 20, 1 << 20)) for _ in range(2))
+        batches = {1: batches_of(KEY, 0, 40, -1, [columns(*range(40))])}
+        spread = "PARTITION BY HASH(city) SUBPARTITION BY HASH(id) SLICES 2"
+        before = catalog(replace(index(by=spread, slices=0), hears_by_id=True))
+        pipeline.emit(before, "orders", batches, 0)
+        altered = catalog(replace(index(by="PARTITION BY HASH(id)", slices=8), hears_by_id=True))
+        assert pipeline.emit(altered, "orders", batches, 0) == other.emit(altered, "orders", batches, 0)
 
     def test_a_suspended_index_is_not_sent_for(self) -> None:
         pipeline = Pipeline("me", MessageLimits(1 << 20, 1 << 20))

@@ -11,6 +11,7 @@ import xxhash
 
 from keytide.catalog.partitioning import Partitioning
 from keytide.definition.statement import CreateIndex, parse_statement
+from keytide.errors import InvariantViolationError
 from keytide.wire.columns import (
     cut_segment,
     has_documents,
@@ -144,7 +145,7 @@ def test_a_slice_hears_of_the_documents_that_their_ids_let_it_hold(statement: st
         assert [skip.offset for skip in segment.skips] == [skip.offset for skip in whole.skips]
         heard = ids_of(segment)
         for skip in segment.skips:
-            assert (heard[skip.ordinal] == skip.id) if skip.ordinal >= 0 else (skip.id not in heard)
+            assert skip.ordinal == -1 if segment.present else heard[skip.ordinal] == skip.id
         assert bool(segment.present) == (share > 1)
         for column in (
             heard_offsets,
@@ -166,29 +167,47 @@ def test_where_keys_decide_every_slice_hears_all(statement: str) -> None:
     assert all(segment.heard is batch.heard for segment in some)
 
 
-def test_what_a_slice_does_not_hear_is_there_all_the_same() -> None:
+def test_entries_that_are_routed_otherwise_than_by_ids_are_not_sent() -> None:
+    """Else they would go out under the ids of other documents."""
+    batch = projected(50)
+    rule, empty = Partitioning(4, raw_id=True), Segment(2, 5, batch.start, batch.end)
+    with pytest.raises(InvariantViolationError, match="RoutedByIds"):
+        filled(empty, batch.indexes["i"], rule, BatchDocuments(batch.heard), by_id=True)
+
+
+@pytest.mark.parametrize(("width", "form"), [(90, b"b"), (90_000, b"r")])
+def test_what_a_slice_does_not_hear_is_there_all_the_same(width: int, form: bytes) -> None:
     """Whatever a segment is cut to, it says at which offsets the source has documents."""
     statement = BY_ID.replace("slices=7", "slices=60")
     chance = random.Random(5)
-    offsets = sorted(chance.sample(range(1_000, 1_090), 40))
+    offsets = sorted(chance.sample(range(1_000, 1_000 + width), 40))
+    end = 1_000 + width + 10
     parsed = parse_statement(statement)
     assert isinstance(parsed, CreateIndex)
     ids: list[bytes | None] = [b"user%d" % at for at in offsets]
-    source = SourceBatch(2, 5, 1_000, 1_100, offsets, ids, [b"{}"] * 40, [7 + at for at in offsets])
+    source = SourceBatch(2, 5, 1_000, end, offsets, ids, [b"{}"] * 40, [7 + at for at in offsets])
     batch = project(source, KeyspacePlan([("i", parsed.definition)]))
-    empty, rule = Segment(2, 5, 1_000, 1_100), Partitioning.of(parsed.definition)
+    empty, rule = Segment(2, 5, 1_000, end), Partitioning.of(parsed.definition)
     made = filled(empty, batch.indexes["i"], rule, BatchDocuments(batch.heard), by_id=True)
     assert {bool(segment.heard) for segment in made} == {True, False}
     for segment in made:
-        low, high = sorted(chance.sample(range(1_000, 1_101), 2))
+        assert segment.present[:1] == form
+        low, high = sorted(chance.sample(range(1_000, end + 1), 2))
         pieces = [*cut_segment(segment, low), cut_segment(cut_segment(segment, low)[1], high)[0], segment]
         for piece in pieces:
             assert segment_bytes(piece) >= len(msgspec.msgpack.encode(piece))
-            for start in range(piece.start, piece.end):
-                for end in (start, start + 1, start + 2, start + 9, piece.end):
-                    end = min(end, piece.end)
-                    wanted = any(start <= offset < end for offset in offsets)
-                    assert has_documents(piece, start, end) == wanted, (piece.start, piece.end, start, end)
+            near = [at + step for at in (*offsets[::7], piece.start, piece.end) for step in (-1, 0, 1)]
+            for start in {min(max(at, piece.start), piece.end) for at in near}:
+                for until in (start, start + 1, start + 2, start + 9, piece.end):
+                    until = min(until, piece.end)
+                    wanted = any(start <= offset < until for offset in offsets)
+                    assert has_documents(piece, start, until) == wanted, (
+                        piece.start,
+                        piece.end,
+                        start,
+                        until,
+                    )
+            assert not has_documents(piece, piece.start - 9, piece.start)
 
 
 def test_an_empty_batch_makes_sync_messages() -> None:

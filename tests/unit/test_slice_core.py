@@ -45,7 +45,7 @@ from keytide.catalog.history import History
 from keytide.catalog.records import RollbackRecord
 from keytide.errors import InvariantViolationError
 from keytide.model.timestamp import Place, Timestamp
-from keytide.wire.columns import heard_offsets, presence
+from keytide.wire.columns import heard_offsets
 from keytide.wire.messages import (
     BatchEnd,
     BuildEnd,
@@ -56,6 +56,7 @@ from keytide.wire.messages import (
     encode,
 )
 from keytide.wire.parts import split
+from keytide.wire.presence import presence
 from tests.simulation.wire import TOPIC_ID, Version, batch, put_chunk, removal_chunk, segment
 
 LIMITS = SliceLimits(documents=10, bytes=1 << 20, gap_ms=1_000, part_ms=5_000)
@@ -1134,7 +1135,8 @@ def test_a_record_past_a_marker_shows_that_what_is_held_below_it_is_lost() -> No
 
 def unheard(one: Segment) -> Segment:
     """A segment as a slice gets it that need not hear its documents (R16)."""
-    return structs.replace(one, heard=None, present=b"" if one.heard is None else presence(one.heard))
+    there = b"" if one.heard is None else presence(heard_offsets(one.heard, 0))
+    return structs.replace(one, heard=None, present=there)
 
 
 def test_what_a_slice_does_not_hear_shows_what_is_lost_as_well() -> None:

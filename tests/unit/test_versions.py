@@ -13,6 +13,7 @@ from coordinator.core.speakers import UpgradeNeededError
 from coordinator.views import health, views
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import ClusterRecord, NodeRecord, decode_record, encode_record
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.model.health import Reason
 from keytide.model.protocol import (
     CHANGES,
@@ -167,18 +168,59 @@ BY_ID = (
 
 
 @pytest.mark.parametrize("statement", BY_ID)
-@pytest.mark.parametrize("who", ["n2", "p1"])
-def test_slices_hear_by_id_when_all_know_of_it_and_nobody_is_refused_before(statement: str, who: str) -> None:
-    found = world(**{who: NARROWED - 1})
+def test_slices_hear_by_id_from_an_upgrade_on_and_no_statement_is_one(statement: str) -> None:
+    found = world()
     found.sql(statement)
-    assert not found.index("by_url").hears_by_id
+    before = found.index("by_url")
+    assert not before.hears_by_id
     assert used(found) < NARROWED, "everybody may go back"
-    found.speaks = {}
-    found.live(500)
-    found.progress(found.known().version, 130, 60)
+    assert found.leader.commands.upgrade(found.now).message.startswith(f"version {SPOKEN} of the protocol is")
+    assert used(found) == SPOKEN
+    assert "nothing is done" in found.leader.commands.upgrade(found.now).message
+    assert not found.index("by_url").hears_by_id, "its slices hear all, as those who send know it"
     found.sql(statement.replace("by_url", "by_uri"))
     assert found.index("by_uri").hears_by_id
-    assert used(found) == NARROWED
+
+
+@pytest.mark.parametrize("who", ["n2", "p1"])
+def test_an_upgrade_waits_until_all_know_of_it(who: str) -> None:
+    found = world(**{who: SPOKEN - 1})
+    with pytest.raises(
+        UpgradeNeededError, match=f"the newest version needs version {SPOKEN} of the protocol"
+    ):
+        found.leader.commands.upgrade(found.now)
+    assert used(found) == 1
+
+
+def test_an_index_of_before_hears_by_id_when_it_is_replaced_by_itself() -> None:
+    found = world()
+    statement = "CREATE OR REPLACE INDEX by_city ON people (city) PARTITION BY HASH(id) WITH (slices=2)"
+    parsed, index = parse_statement(statement), found.index("by_city")
+    assert isinstance(parsed, CreateIndex)
+    found.leader.dictionary.put(replace(index, definition=parsed.definition))
+    found.sql(statement)
+    assert not list(found.leader.dictionary.catalog.pending_layouts("by_city")), "it is there already"
+    found.leader.commands.upgrade(found.now)
+    found.sql(statement)
+    (layout,) = found.leader.dictionary.catalog.pending_layouts("by_city")
+    assert layout.hears_by_id
+    assert layout.replaces == index.id
+
+
+def test_what_an_index_that_is_not_built_hears_is_decided_when_it_is_altered() -> None:
+    found = world()
+    found.leader.commands.upgrade(found.now)
+    found.sql("CREATE INDEX by_url ON people (url) PARTITION BY HASH(id) WITH (slices=1, defer_build=true)")
+    assert not found.index("by_url").hears_by_id
+    for statement, by_id in (
+        ("ALTER INDEX by_url SET (slices=64)", True),
+        ("ALTER INDEX by_url PARTITION BY HASH(url)", False),
+        ("ALTER INDEX by_url PARTITION 0 SET (slices=8)", True),
+    ):
+        found.sql(statement)
+        record = found.index("by_url")
+        assert record.hears_by_id is by_id
+        assert views.index(found.leader, record, found.now)["hears"] == ("by-id" if by_id else "all")
 
 
 @pytest.mark.parametrize(
@@ -187,14 +229,15 @@ def test_slices_hear_by_id_when_all_know_of_it_and_nobody_is_refused_before(stat
         "CREATE INDEX by_url ON people (url) WITH (slices=2)",
         "CREATE INDEX by_url ON people (url) PARTITION BY RANGE(url) SPLIT AT ('m')",
         "CREATE INDEX by_url ON people (url) PARTITION BY HASH(id) WITH (slices=1)",
-        "CREATE INDEX by_id ON people (id) WITH (slices=2)",
+        "CREATE INDEX by_url ON people (id) PARTITION BY HASH(id) WITH (slices=2)",
+        "CREATE UNIQUE INDEX by_url ON people (id, url) PARTITION BY HASH(id) WITH (slices=2)",
     ],
 )
 def test_where_ids_say_nothing_slices_hear_all(statement: str) -> None:
     found = world()
+    found.leader.commands.upgrade(found.now)
     found.sql(statement)
-    assert not found.index(statement.split()[2]).hears_by_id
-    assert used(found) == 1
+    assert not found.index("by_url").hears_by_id
 
 
 # --- what is refused ----------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Theory of operation
 ===================
-Every slice hears every document; looking each up in the back index would make hearing the main cost. The
+A slice hears of far more documents than it holds; looking each up would make hearing the main cost. The
 filter answers "certainly not held" for nearly all of them. It contains at least everything held, always:
 bits are only ever added, and a document that left a slice stays in until the filter is built anew from the
 back index (which the fold worker does when too many bits are set). So it may be saved early and be too full,

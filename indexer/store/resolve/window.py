@@ -2,7 +2,7 @@
 
 Theory of operation
 ===================
-Every slice hears every document of the keyspace, and only few concern it: those with entries for this slice,
+A slice may hear of every document of the keyspace, and few concern it: those with entries for this slice,
 and those that it may hold under another key. So the columns of all segments of a window are joined, tested
 against the filter at once, and only the relevant documents become Python bytes.
 
