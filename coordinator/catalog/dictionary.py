@@ -18,7 +18,7 @@ from keytide.catalog.records import IndexRecord, KeyspaceRecord, Record, record_
 from keytide.definition.index import IndexDefinition
 from keytide.errors import CallerError
 from keytide.model.hints import did_you_mean
-from keytide.model.protocol import NARROWED, OTHER_STRUCTURES, PLACES, SUBPARTITIONS
+from keytide.model.protocol import NARROWED, OTHER_STRUCTURES, PLACES, SPOKEN, SUBPARTITIONS
 from keytide.model.topics import Topics
 
 
@@ -121,6 +121,8 @@ class Dictionary:
             UpgradeNeededError: as `use_protocol_of`.
         """
         self.use_protocol_of(definition)
+        if not any(self.catalog.indexes()) and not self.speakers.behind(self.catalog, SPOKEN):
+            self.use_protocol(SPOKEN, "the first index")  # (there is nothing to go back to)
         index = IndexRecord(
             id=f"{definition.name}-{self.number()}",
             definition=definition,

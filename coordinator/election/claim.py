@@ -168,7 +168,7 @@ def claim_term(
     now = now_ms()
     records: list[Record] = [TermRecord(catalog.term + 1, holder, now, SPOKEN)]
     if catalog.cluster is None:
-        records.append(ClusterRecord(uuid.uuid4().hex, secrets.token_hex(32), now, SPOKEN))
+        records.append(ClusterRecord(uuid.uuid4().hex, secrets.token_hex(32), now))
     writer.write([(record_key(record), record) for record in records])
     for record in records:
         catalog.put(record_key(record), record)

@@ -35,6 +35,7 @@ SETTINGS = {
 }
 SPREAD, COPIED = "by_city", "by_zip"
 """One slice on each node: they read from one another. Both slices on both, where there are copies."""
+BY_ID = "PARTITION BY HASH(id) WITH (slices=2"
 LAYOUT = f"ALTER INDEX {SPREAD} SET (slices=3)"
 
 
@@ -247,5 +248,17 @@ def test_the_coordinator_and_the_projector_are_upgraded_under_todays_nodes(upgra
         upgrade.right()
         assert "of the protocol" not in upgrade.health()
         assert len(upgrade.admin.call("GET", "/v1/builds")) == 1, "nothing was built anew"
+        upgrade.sql(f"CREATE INDEX by_id_before ON {upgrade.topic} (city) {BY_ID}, defer_build=true)")
+        assert upgrade.admin.call("GET", "/v1/indexes/by_id_before")["hears"] == "all", (
+            "there is a way back yet"
+        )
+        answer = upgrade.admin.call("POST", "/v1/cluster/upgrade")
+        assert answer["protocol"] == {"used": SPOKEN, "spoken": SPOKEN}
+        build = upgrade.sql(f"CREATE INDEX by_id ON {upgrade.topic} (city) {BY_ID})")
+        upgrade.wait_ready(str(build["build"]))
+        assert upgrade.admin.call("GET", "/v1/indexes/by_id")["hears"] == "by-id"
+        upgrade.right()
+        at_least = {str(partition): end for partition, end in upgrade.ends(upgrade.topic).items()}
+        assert upgrade.check("by_id", upgrade.topic, _by_city, at_least=at_least, timeout_ms=60_000)
         upgrade.lay_out()
         upgrade.right()

@@ -43,6 +43,7 @@ OTHERS = [
     ("job", "list"),
     ("status",),
     ("topology",),
+    ("upgrade",),
     ("events",),
     ("index", "drop", "by_city"),
     ("index", "build", "by_city"),

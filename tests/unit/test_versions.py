@@ -182,6 +182,16 @@ def test_slices_hear_by_id_from_an_upgrade_on_and_no_statement_is_one(statement:
     assert found.index("by_uri").hears_by_id
 
 
+@pytest.mark.parametrize("spoken", [SPOKEN, SPOKEN - 1])
+def test_a_cluster_uses_the_newest_from_its_first_index_on_if_all_know_of_it(spoken: int) -> None:
+    found = world(n2=spoken)
+    for index in list(found.leader.dictionary.catalog.indexes()):
+        found.leader.dictionary.delete(f"index/{index.id}")
+    found.sql(BY_ID[0])
+    assert found.index("by_url").hears_by_id == (spoken == SPOKEN)
+    assert used(found) == (SPOKEN if spoken == SPOKEN else 1)
+
+
 @pytest.mark.parametrize("who", ["n2", "p1"])
 def test_an_upgrade_waits_until_all_know_of_it(who: str) -> None:
     found = world(**{who: SPOKEN - 1})
