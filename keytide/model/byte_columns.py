@@ -10,16 +10,18 @@ casting that to an array of strings copies them (`gathered`).
 Strings are compared eight bytes at a time (`words_at`): read in place, wherever they begin, as numbers. To
 order many, the bits in which they differ are put together, from the first word on, until a number of 64
 bits is full (`order_of`): of keys of one shape that is most of what there is. The numbers are sorted, which
-is a merge where the column is a few sorted runs; those that are equal get one rank, and the rank and the
-bits that follow are the next numbers. Behind the last word come the lengths, for a string and the same with
-zeros behind it.
+is a merge where the column is a few sorted runs. Only those that are equal are looked at further: they are
+groups, and the number of its group and the bits in which a group's strings differ, from there on, are the
+next numbers. Behind the last word come the lengths, for a string and the same with zeros behind it. What a
+few passes, or the first words, do not tell apart is sorted as objects are, so that no strings cost much
+more than a list of them.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -34,6 +36,13 @@ Words: TypeAlias = npt.NDArray[np.uint64]
 WORD: Final = 8
 PADDING: Final = bytes(2 * WORD)
 """Behind a buffer that is read by words, wherever they begin."""
+MOST_BYTES: Final = 64
+"""So far strings are compared by words. Those that are alike up to there are compared as objects: that stops
+at the first byte that differs, and here every further word is read of all of them."""
+MOST_PASSES: Final = 3
+"""Of sorting by words, before those that are left are sorted as objects."""
+FEW: Final = 256
+"""So few strings are not worth the calls of numpy."""
 _IN_VIEW: Final = 12
 """Bytes of a string that a view holds itself."""
 _BITS: Final = 64
@@ -256,36 +265,45 @@ def words_at(data: Bytes, places: Places) -> Words:
 
 def ascending(column: ByteColumn, *, reverse: bool = False) -> bool:
     """Whether every string is above the one before it; or, in reverse, below."""
-    words = _Words(column)
-    equal = np.ones(max(0, column.rows - 1), np.bool_)
-    below = np.greater if reverse else np.less
-    while equal.any():
-        word = words.next()
-        if word is None:
+    words = _Words.of(column)
+    word = words.next()
+    ones, others = word[:-1], word[1:]
+    alike = np.arange(len(ones))  # rows that are like the next one as far as was read
+    apart = 1
+    while True:
+        equal = ones == others
+        if not ((ones > others if reverse else ones < others) | equal).all():
             return False
-        one, other = word[:-1], word[1:]
-        alike = one == other
-        if not (below(one, other) | alike | ~equal).all():
-            return False
-        equal &= alike
-    return True
+        equal = np.flatnonzero(equal)
+        alike = alike[equal]
+        if len(alike) <= FEW or words.far or words.ended:
+            break
+        words, apart = words.some(np.concatenate([equal, equal + apart])), len(equal)
+        ones, others = np.split(words.next(), 2)
+    ahead = operator.gt if reverse else operator.lt
+    return all(map(ahead, column.take(alike).items(), column.take(alike + 1).items()))
 
 
 def order_of(column: ByteColumn) -> tuple[Places, Flags | None]:
     """The rows by ascending strings, equal ones as they come; and which of them, but for the first, is
     another string than the one before it, None when all are. Fast where the column is a few sorted runs."""
-    words, order, distinct = _Words(column), np.arange(column.rows), column.rows < 2
-    steps = np.zeros(max(0, column.rows - 1), np.bool_)
-    ranks, rank_bits = np.zeros(column.rows, np.uint64), 0
-    word, differing = ranks, 0
-    while not distinct:
-        key, room = ranks, _BITS - rank_bits
+    order = np.arange(column.rows)
+    new = np.zeros(column.rows, np.bool_)
+    new[:1] = True
+    left = order.copy()  # places in the order of those that are like a neighbour as far as was read
+    groups, firsts = np.zeros(column.rows, np.uint64), np.zeros(column.rows, np.int64)
+    words, word = _Words.of(column), groups
+    for _ in range(MOST_PASSES):
+        if len(left) <= FEW:
+            break
+        key, room = groups, _BITS - int(groups[-1]).bit_length()
+        bits, differing = room, _differing(word, firsts)
         while room:
             if not differing:
-                found = words.next()
-                if found is None:
+                if words.far or words.ended:
                     break
-                word, differing = found, int(np.bitwise_or.reduce(found ^ found[0]))
+                word = words.next()
+                differing = _differing(word, firsts)
                 continue
             top = differing.bit_length()
             width = min(room, top - (~differing & ((1 << top) - 1)).bit_length())
@@ -293,42 +311,72 @@ def order_of(column: ByteColumn) -> tuple[Places, Flags | None]:
             key = key << np.uint64(width % _BITS) | word >> np.uint64(top - width) & np.uint64(mask)
             differing &= ~(mask << (top - width))
             room -= width
-        if room == _BITS - rank_bits:
-            break  # nothing is left to tell them apart
-        order = np.argsort(key, kind="stable")
-        ordered = key[order]
-        steps = ordered[1:] != ordered[:-1]
-        distinct = bool(steps.all())
-        if not distinct:
-            ranks = np.zeros(column.rows, np.uint64)
-            ranks[order[1:]] = np.cumsum(steps)
-            rank_bits = int(ranks[order[-1]]).bit_length()
-    return order, None if distinct else steps
+        if room == bits:  # nothing that was read tells them apart
+            break
+        by_key = np.argsort(key, kind="stable")
+        order[left] = order[left][by_key]
+        ordered = key[by_key]
+        new[left[1:]] = ordered[1:] != ordered[:-1]
+        lone = new[left] & np.append(new[left[1:]], True)
+        left, rows = left[~lone], by_key[~lone]
+        heads = new[left]
+        at = np.cumsum(heads) - 1
+        groups, firsts = at.astype(np.uint64), np.flatnonzero(heads)[at]
+        words, word = words.some(rows), word[rows]
+    if len(left) and not words.ended:
+        rows = np.sort(order[left])  # as they came: in runs, which is quick
+        items = column.take(rows).items()
+        by_item = sorted(range(len(items)), key=items.__getitem__)
+        order[left] = rows[by_item]
+        items = [items[at] for at in by_item]
+        new[left[1:]] = list(map(operator.ne, items, islice(items, 1, None)))
+    return order, None if new.all() else new[1:]
+
+
+def _differing(word: Words, firsts: Places) -> int:
+    """The bits in which some are unlike the first one of their group."""
+    return int(np.bitwise_or.reduce(word ^ word[firsts]))
 
 
 class _Words:
-    """The words of all strings of a column, from their first ones on, and then their lengths: numbers that
-    are ordered as the strings are. Zeros are behind the end of a string."""
+    """The words of strings, from their first ones on, and then their lengths: numbers that are ordered as
+    the strings are. Zeros are behind the end of a string.
 
-    def __init__(self, column: ByteColumn) -> None:
-        self._data = np.concatenate([column.whole, np.frombuffer(PADDING, np.uint8)])
-        self._places, self._left = column.offsets[:-1] - column.offsets[0], column.lengths
-        self._lengths = self._left.astype(np.uint64)
-        self._longest = int(self._left.max(initial=0))
-        self._shortest = int(self._left.min(initial=self._longest))
-        self._ended = False
+    Attributes:
+        ended: all words and the lengths were given.
+    """
 
-    def next(self) -> Words | None:
-        """The next words, or the lengths, then None. u64[n]."""
-        if self._longest <= 0:
-            ended, self._ended = self._ended, True
-            return None if ended else self._lengths
-        if self._shortest >= WORD:
-            words = words_at(self._data, self._places)
+    def __init__(self, data: Bytes, begins: Places, lengths: Places, read: int) -> None:
+        self.ended = False
+        self._data, self._begins, self._lengths, self._read = data, begins, lengths, read
+        self._longest = int(lengths.max(initial=0))
+        self._shortest = int(lengths.min(initial=self._longest))
+
+    @classmethod
+    def of(cls, column: ByteColumn) -> _Words:
+        """All of a column."""
+        data = np.concatenate([column.whole, np.frombuffer(PADDING, np.uint8)])
+        return cls(data, column.offsets[:-1] - column.offsets[0], column.lengths, 0)
+
+    def some(self, rows: Places) -> _Words:
+        """Those of some of the strings, from where it stands on."""
+        return _Words(self._data, self._begins[rows], self._lengths[rows], self._read)
+
+    @property
+    def far(self) -> bool:
+        """Whether there is more of them, and so much was read that objects are compared sooner."""
+        return MOST_BYTES <= self._read < self._longest
+
+    def next(self) -> Words:
+        """The next words, or the lengths. u64[n]."""
+        if self._read >= self._longest:
+            self.ended = True
+            return self._lengths.astype(np.uint64)
+        places = self._begins + self._read
+        if self._shortest >= self._read + WORD:
+            words = words_at(self._data, places)
         else:
-            words = words_at(self._data, np.minimum(self._places, len(self._data) - WORD))
-            words &= _KEPT[np.clip(self._left, 0, WORD)]
-        self._places, self._left = self._places + WORD, self._left - WORD
-        self._shortest -= WORD
-        self._longest -= WORD
+            words = words_at(self._data, np.minimum(places, len(self._data) - WORD))
+            words &= _KEPT[np.clip(self._lengths - self._read, 0, WORD)]
+        self._read += WORD
         return words.byteswap()

@@ -5,15 +5,21 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from itertools import pairwise
+from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keytide.model import byte_columns
 from keytide.model.byte_columns import (
     PADDING,
     ByteColumn,
+    Bytes,
     EntryColumns,
+    Places,
+    Words,
     ascending,
     gathered,
     joined,
@@ -30,13 +36,32 @@ likely = st.sampled_from(
 )
 strings = st.tuples(likely, st.binary(max_size=3) | likely).map(b"".join) | st.binary(max_size=40)
 lists = st.lists(strings, max_size=40)
+long_strings = st.tuples(st.sampled_from([b"z" * 60, b"z" * 72, b"z" * 300]), strings).map(b"".join)
 
 
-@settings(max_examples=share.examples(400), deadline=None)
-@given(lists, st.booleans(), st.booleans())
-def test_columns_are_ordered_as_lists_are(items: list[bytes], in_order: bool, reverse: bool) -> None:
+@settings(max_examples=share.examples(600), deadline=None)
+@given(
+    st.lists(strings | long_strings, max_size=40),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0, 0, 4, byte_columns.FEW]),
+    st.sampled_from([1, 2, byte_columns.MOST_PASSES]),
+    st.sampled_from([8, byte_columns.MOST_BYTES]),
+)
+def test_columns_are_ordered_as_lists_are(
+    items: list[bytes], in_order: bool, reverse: bool, few: int, passes: int, size: int
+) -> None:
     if in_order:
         items = sorted(set(items), reverse=reverse)
+    with (
+        mock.patch.object(byte_columns, "FEW", few),
+        mock.patch.object(byte_columns, "MOST_PASSES", passes),
+        mock.patch.object(byte_columns, "MOST_BYTES", size),
+    ):
+        check_order(items)
+
+
+def check_order(items: list[bytes]) -> None:
     column = ByteColumn.of(items)
     order, steps = order_of(column)
     assert order.tolist() == sorted(range(len(items)), key=items.__getitem__)
@@ -49,6 +74,45 @@ def test_columns_are_ordered_as_lists_are(items: list[bytes], in_order: bool, re
         assert not steps.all()
     assert ascending(column) == all(one < other for one, other in pairwise(items))
     assert ascending(column, reverse=True) == all(one > other for one, other in pairwise(items))
+
+
+def words_read(items: list[bytes]) -> int:
+    """Words that are looked at to put these strings in order, and to see that they are."""
+    read = 0
+    words_at = byte_columns.words_at
+
+    def counted(data: Bytes, places: Places) -> Words:
+        nonlocal read
+        read += len(places)
+        return words_at(data, places)
+
+    with mock.patch.object(byte_columns, "words_at", counted):
+        check_order(items)
+        check_order(items[::2] + items[1::2])
+    return read
+
+
+@pytest.mark.parametrize(
+    "few",
+    [
+        [b"z" * 16_000 + b"a", b"z" * 16_000 + b"b"],
+        [b"z" * 5_000 + b"%04d" % at for at in range(1_000)],
+        [b"z" * 40, b"z" * 40 + b"\0"],
+    ],
+    ids=["two that are long", "many that are long", "zeros at the end"],
+)
+def test_strings_that_are_alike_do_not_drag_the_others_along(few: list[bytes]) -> None:
+    many = [b"k%020d" % (at * 7919) for at in range(3_000)]
+    assert words_read(many + few) < words_read(many) + 50 * max(len(few), byte_columns.FEW)
+
+
+def test_equal_strings_are_found_without_an_object_for_each() -> None:
+    items = sorted([b"k%020d" % at for at in range(3_000)] * 2)
+    with mock.patch.object(ByteColumn, "items", side_effect=AssertionError):
+        order, steps = order_of(ByteColumn.of(items))
+    assert order.tolist() == [*range(6_000)]
+    assert steps is not None
+    assert steps.tolist() == [one != other for one, other in pairwise(items)]
 
 
 @settings(max_examples=share.examples(200), deadline=None)
