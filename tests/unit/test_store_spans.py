@@ -3,6 +3,8 @@ long keys, from either end, however few are wanted."""
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import shutil
 from collections.abc import Iterator, Sequence
@@ -232,6 +234,40 @@ def test_pages_that_are_unusual_are_read_row_by_row(
         assert by_rows.called
         assert found == wanted
     held.close()
+
+
+def test_no_file_stays_open_when_that_of_another_level_cannot_be_opened(
+    tmp_path: Path, folds: FoldWorker, request: pytest.FixtureRequest
+) -> None:
+    """Of base and delta, the second of which is asked for in vain."""
+    store = lmdb_store(tmp_path / "slice", folds)
+    request.addfinalizer(store.close)
+    for queue in (1, 2):
+        versions = [
+            Version(b"d%05d" % at, 0, queue * 1_000 + at, entries=((key(f"{at * queue:05}"), b""),))
+            for at in range(300)
+        ]
+        store.apply(segments(versions), Applied(Timestamp(), queue, queue_position=queue))
+        if queue == 1:
+            assert store.start_fold()
+            store.finish_fold(30)
+    held = store.snapshot()
+    request.addfinalizer(held.close)
+    wanted = [row for block in held.rows() for row in block]
+    opened: list[int] = []
+    open_file = os.open
+
+    def once(path: str | Path, flags: int) -> int:
+        if opened:
+            raise OSError(errno.EMFILE, "too many open files")
+        opened.append(open_file(path, flags))
+        return opened[0]
+
+    with mock.patch("indexer.store.lmdb.leaves.os.open", once):
+        found = [row for block in held.entry_columns([(b"", None)], False, 10_000) for row in block.items()]
+    assert found == wanted
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
 
 
 def test_long_entries_are_not_read_as_levels(snapshot: StoreSnapshot) -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import islice
 from typing import Final
 
@@ -219,9 +219,9 @@ def level_columns(
     if len(spans) <= MOST_SPANS and not any(view.has_long for view in views):
         try:
             with ExitStack() as opened:
-                readers = [LeafReader(view) for view in views if view.has_entries]
-                for reader in readers:
-                    opened.callback(reader.close)
+                readers = [
+                    opened.enter_context(closing(LeafReader(view))) for view in views if view.has_entries
+                ]
                 while left:
                     low, high = left[0]
                     sources = [reader.blocks(low, high, reverse, rows) for reader in readers]
