@@ -20,7 +20,8 @@ from indexer.scan.local.filtering import Filters
 from indexer.scan.local.tasks import SliceWork
 from indexer.scan.plan.selection import Shape, stretches
 from indexer.view import DoubtfulReadError
-from keytide.errors import InvariantViolationError
+from keytide.errors import UNDECODABLE, InvariantViolationError
+from keytide.http.node_protocol import TRY_AGAIN, NodeUnavailableError
 from keytide.model.byte_columns import ByteColumn, EntryColumns, ascending, joined_entries
 
 TASK: Final = "block"
@@ -87,7 +88,7 @@ encode_wanted = _encode
 _decode_wanted = msgspec.msgpack.Decoder(BlockWanted).decode
 _decode_columns = msgspec.msgpack.Decoder(ColumnBlock).decode
 _decode_rows = msgspec.msgpack.Decoder(RowBlock).decode
-_AS_COLUMNS: Final = 0x90 | len(ColumnBlock.__struct_fields__)
+_AS_COLUMNS: Final = bytes([0x90 | len(ColumnBlock.__struct_fields__)])
 """How an array of as many members as a `ColumnBlock` has begins in MessagePack."""
 
 
@@ -110,19 +111,45 @@ def encode_block(block: EntryBlock, *, columns: bool = True) -> bytes:
     )
 
 
-def decode_block(data: bytes) -> EntryBlock:
-    """A block of its bytes, however it was written."""
-    if data[0] != _AS_COLUMNS:
-        rows = _decode_rows(data)
-        values = ByteColumn.of(rows.values) if rows.values else None
-        entries = EntryColumns(ByteColumn.of(rows.keys), values)
-        return EntryBlock(entries, rows.more, rows.reached, rows.examined)
-    found = _decode_columns(data)
-    keys = ByteColumn.packed(np.frombuffer(found.key_lengths, "<u4"), found.keys)
-    values = None
-    if found.value_lengths:
-        values = ByteColumn.packed(np.frombuffer(found.value_lengths, "<u4"), found.values)
-    return EntryBlock(EntryColumns(keys, values), found.more, found.reached, found.examined)
+def decode_block(data: bytes, node: str) -> EntryBlock:
+    """A block of its bytes, however it was written.
+
+    Raises:
+        NodeUnavailableError: they are none; `node` has answered so.
+    """
+    try:
+        if data[:1] == _AS_COLUMNS:
+            found: ColumnBlock | RowBlock = _decode_columns(data)
+        else:
+            found = _decode_rows(data)
+        return EntryBlock(_entries(found), found.more, found.reached, found.examined)
+    except (*UNDECODABLE, ValueError) as error:
+        raise NodeUnavailableError(
+            f"node {node} answered with a block that cannot be read: {error}", node=node, next_step=TRY_AGAIN
+        ) from error
+
+
+def _entries(block: ColumnBlock | RowBlock) -> EntryColumns:
+    """The entries of a block. Raises `ValueError` when its members do not go together."""
+    values: ByteColumn | None = None
+    if isinstance(block, RowBlock):
+        keys = ByteColumn.of(block.keys)
+        if block.values:
+            values = ByteColumn.of(block.values)
+    else:
+        keys = _column(block.key_lengths, block.keys)
+        if block.value_lengths or block.values:
+            values = _column(block.value_lengths, block.values)
+    if values is not None and values.rows != keys.rows:
+        raise ValueError(f"{keys.rows} keys have {values.rows} values")
+    return EntryColumns(keys, values)
+
+
+def _column(lengths: bytes, data: bytes) -> ByteColumn:
+    column = ByteColumn.packed(np.frombuffer(lengths, "<u4"), data)
+    if column.size != len(data):
+        raise ValueError(f"{column.rows} strings of {column.size} bytes are in {len(data)}")
+    return column
 
 
 def read_block(work: SliceWork) -> bytes:

@@ -211,7 +211,7 @@ class BlockReader:
         self.stamp = agreed.stamp
         sampled = size = 0
         for number, source in by_slice.items():
-            block = decode_block(agreed.gathered.replies[number].result)
+            block = decode_block(agreed.gathered.replies[number].result, agreed.target.node_of(number))
             source.entries = joined_entries([source.entries, block.entries])
             source.more, source.after = block.more, block.reached
             sampled += block.entries.rows
