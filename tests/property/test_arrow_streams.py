@@ -84,7 +84,7 @@ def cases(draw: st.DrawFn) -> tuple[str, list[Doc], dict[str, Any], int]:
     elif draw(st.booleans()):
         asked["columns"] = draw(st.sampled_from([["key"], ["id"], ["key", "id", "include"]]))
     if draw(st.booleans()):
-        asked |= {"limit": draw(st.integers(0, 70)), "offset": draw(st.integers(0, 20))}
+        asked |= {"limit": draw(st.integers(1, 70)), "offset": draw(st.integers(0, 20))}
     elif draw(st.booleans()):
         asked["order"] = "any"
     bounded: bool = draw(st.booleans())
@@ -133,7 +133,8 @@ def test_both_ways_give_the_same_rows(
 
         world.keep = keep
         world.commit(1, {"i": docs})
-        quick = read(world, asked)
+        with mock.patch.object(leaves, "FEWEST_ROWS", 0):
+            quick = read(world, asked)
         with entry_by_entry():
             assert read(world, asked) == quick
         if isinstance(quick, dict) and not asked.keys() & {"limit", "low", "high", "equals", "distinct"}:

@@ -22,7 +22,7 @@ from indexer.store.lmdb.leaves import LeafReader
 from indexer.store.lmdb.merge import Bounds, live_blocks
 from indexer.store.lmdb.snapshot import LmdbSnapshot
 from keytide.errors import RetryableError
-from keytide.model.byte_columns import Bytes
+from keytide.model.byte_columns import Bytes, EntryColumns
 from keytide.model.timestamp import Timestamp
 from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import Version, key, lmdb_store, segments
@@ -187,7 +187,10 @@ def test_pages_are_read_as_rows_are(
         reverse, limit = chance.random() < 0.5, chance.choice([1, 5, 100, 2 * NUMBERS])
         spans = spans[::-1] if reverse else spans
         wanted = [row for block in held.rows_of(spans, reverse, limit) for row in block]
-        with mock.patch("indexer.store.lmdb.leaves.live_blocks", side_effect=AssertionError):
+        with (
+            mock.patch("indexer.store.lmdb.leaves.FEWEST_ROWS", 0),
+            mock.patch("indexer.store.lmdb.leaves.live_blocks", side_effect=AssertionError),
+        ):
             found = [row for block in held.entry_columns(spans, reverse, limit) for row in block.items()]
         assert found == wanted
     held.close()
@@ -234,6 +237,52 @@ def test_pages_that_are_unusual_are_read_row_by_row(
         assert by_rows.called
         assert found == wanted
     held.close()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_who_reads_on_reads_more_leaves_at_once_and_who_wants_few_rows_none(
+    reverse: bool, tmp_path: Path, folds: FoldWorker, request: pytest.FixtureRequest
+) -> None:
+    """Of rows all but the last ones of which were removed."""
+    store = lmdb_store(tmp_path / "slice", folds)
+    request.addfinalizer(store.close)
+    gone = slice(NUMBERS // 10, None) if reverse else slice(0, -NUMBERS // 10)
+    for queue, some in enumerate((range(NUMBERS), range(NUMBERS)[gone]), 1):
+        versions = [
+            Version(
+                b"d%05d" % at,
+                0,
+                queue * NUMBERS + at,
+                entries=((key(f"{at:05}"), b""),) if queue == 1 else (),
+            )
+            for at in some
+        ]
+        store.apply(segments(versions), Applied(Timestamp(), queue, queue_position=queue))
+        if queue == 1:
+            assert store.start_fold()
+            store.finish_fold(30)
+    held = store.snapshot()
+    request.addfinalizer(held.close)
+    wanted = [row for block in held.rows_of([(b"", None)], reverse) for row in block]
+    assert len(wanted) == NUMBERS // 10
+    leaves = reads = 0
+    take_apart = LeafReader._block
+
+    def counted(self: LeafReader, numbers: Sequence[int], backwards: bool) -> EntryColumns:
+        nonlocal leaves, reads
+        leaves, reads = leaves + len(numbers), reads + 1
+        return take_apart(self, numbers, backwards)
+
+    with mock.patch.object(LeafReader, "_block", counted):
+        assert [row for block in held.entry_columns([(b"", None)], reverse, 20) for row in block.items()] == (
+            wanted[:20]
+        )
+        assert not reads
+        with mock.patch("indexer.store.lmdb.leaves.FEWEST_ROWS", 20):
+            blocks = held.entry_columns([(b"", None)], reverse, 20)
+            assert [row for block in blocks for row in block.items()] == wanted[:20]
+    assert leaves > 30
+    assert reads <= 10
 
 
 def test_no_file_stays_open_when_that_of_another_level_cannot_be_opened(

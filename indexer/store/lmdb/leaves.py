@@ -49,6 +49,8 @@ MOST_LEAVES: Final = 128
 """Leaves that are read at once: some thousand rows, some tenths of a millisecond."""
 MOST_SPANS: Final = 16
 """Of more spans, which are narrow as a rule, pages hold little."""
+FEWEST_ROWS: Final = 1_500
+"""Of fewer, cursors give what is wanted sooner than numpy is called."""
 _TABLE: Final = b"forward"
 _HALF: Final = np.uint64(0xFFFF)
 _SIZE: Final = np.uint64(0xFFFFFFFF)
@@ -100,9 +102,9 @@ class LeafReader:
         if self._root == NO_ROOT:
             return
         leaves = self._leaves(self._root, self._depth, low, high, reverse)
-        left = rows
-        while numbers := list(islice(leaves, min(MOST_LEAVES, max(0, left) // self.rows_of_leaf + 2))):
-            left -= len(numbers) * self.rows_of_leaf
+        count = min(MOST_LEAVES, rows // self.rows_of_leaf + 2)
+        while numbers := list(islice(leaves, count)):
+            count = min(MOST_LEAVES, 2 * count)  # who goes on has found less in them than was wanted
             block = self._block(numbers[::-1] if reverse else numbers, reverse)
             keys = block.keys
             begin, end = keys.before(low, reverse=reverse, equal=reverse), keys.rows
@@ -216,7 +218,7 @@ def level_columns(
         rows: how many are wanted, about.
     """
     left = list(spans)
-    if len(spans) <= MOST_SPANS and not any(view.has_long for view in views):
+    if rows >= FEWEST_ROWS and len(spans) <= MOST_SPANS and not any(view.has_long for view in views):
         try:
             with ExitStack() as opened:
                 readers = [
