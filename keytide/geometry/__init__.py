@@ -67,7 +67,7 @@ from keytide.geometry.cells.covering import (
 )
 from keytide.geometry.distance import bounds, distance, distances, load_libraries, ring_distances
 from keytide.geometry.geojson import MOST_NESTED, Frame, NotAGeometryError, Relation
-from keytide.geometry.nearby import nearest_points, nearest_rings, spans_around
+from keytide.geometry.nearby import nearest_points, spans_around
 from keytide.geometry.query_shape import QueryShape
 from keytide.geometry.shapes import (
     Geometry,
@@ -99,7 +99,6 @@ __all__ = [
     "known_geometry",
     "load_libraries",
     "nearest_points",
-    "nearest_rings",
     "point",
     "point_cell",
     "point_cells",

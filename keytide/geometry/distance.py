@@ -84,42 +84,71 @@ def distances(shape: Geometry, xs: Floats, ys: Floats) -> Floats:
 
 
 @quietly
-def ring_distances(shape: Geometry, rings: Rings) -> Floats:
-    """The same of many polygons."""
+def ring_distances(shape: Geometry, rings: Rings, wanted: int | None = None) -> Floats:
+    """The same of many polygons.
+
+    Args:
+        wanted: when so many of the nearest are all that is asked for, at least 1: some of those that are
+            farther away from a point on the globe than as many are infinitely far.
+    """
     import numpy as np
     import shapely
 
-    from keytide.geometry.drawn.charts import PLANE, uvw
-    from keytide.geometry.drawn.rings import DrawnRings, meet_on, polygons_of
+    from keytide.geometry.drawn.charts import PLANE
+    from keytide.geometry.drawn.rings import polygons_of
 
     if shape.frame == "planar":
         others = polygons_of(rings.at, rings.counts)
         return np.asarray(shapely.distance(others, shape.drawing.on(PLANE)), np.float64)
-    drawn, drawing = DrawnRings(rings.at, rings.counts), shape.drawing
-    found, open_ = np.full(len(rings), math.inf), np.ones(len(rings), bool)
-    for chart in drawing.whole if shape.is_point else ():
-        if not open_.any():
-            break
-        seen = uvw(drawing.vector[0], chart)
-        some = np.flatnonzero(open_ & drawn.around(chart, seen[:2] / seen[2]))
-        if len(some):
-            found[some[meet_on(drawing.on(chart), drawn.on(chart, some))]] = 0.0
-        open_ &= ~drawn.whole[:, chart]
-    away = np.flatnonzero(~open_ & (found > 0))
-    if len(away):
-        _, on_rings, here = drawn.nearest(drawing.at[0], drawing.vector[0])
-        found[away] = geodesics(on_rings[away], here[away])
-    for at in np.flatnonzero(open_).tolist():
-        found[at] = distance(rings.geometry(at), shape)
+    if not shape.is_point or not len(rings):
+        return np.array([distance(rings.geometry(at), shape) for at in range(len(rings))], np.float64)
+    from keytide.geometry.drawn.around import RingsAround
+    from keytide.geometry.drawn.sphere import farthest_of
+
+    drawing = shape.drawing
+    seen = RingsAround(rings.at, rings.counts, drawing.vector[0])
+    found = np.where(seen.hold, 0.0, math.inf)
+    away = ~seen.hold
+    if wanted is not None and wanted < len(rings):
+        chord2 = np.where(seen.hold, 0.0, seen.chord2)
+        away &= seen.open | (chord2 <= farthest_of(chord2, wanted))
+    if seen.open.any():
+        by_itself = _asked_of_geos(drawing, rings, seen.open, found)
+        for at in by_itself.tolist():
+            found[at] = distance(rings.geometry(at), shape)
+        away &= found > 0
+        away[by_itself] = False
+    measured = np.flatnonzero(away)
+    if len(measured):
+        found[measured] = geodesics(*seen.between(measured, drawing.at[0]))
     return found
+
+
+def _asked_of_geos(
+    drawing: Drawing, rings: Rings, some: NDArray[np.bool_], found: Floats
+) -> NDArray[np.int64]:
+    """Write 0.0 for those of some polygons that meet a place; which of them are to be asked one by one."""
+    import numpy as np
+
+    from keytide.geometry.drawn.rings import DrawnRings, meet_on
+
+    few, at = rings.some(some), np.flatnonzero(some)
+    drawn, open_ = DrawnRings(few.at, few.counts), np.ones(len(at), bool)
+    for chart in drawing.whole:
+        these = np.flatnonzero(open_ & drawn.whole[:, chart])
+        if len(these):
+            found[at[these[meet_on(drawing.on(chart), drawn.on(chart, these))]]] = 0.0
+            open_[these] = False
+    return at[open_]
 
 
 def geodesics(a: Floats, b: Floats) -> Floats:
     """Metres between positions (n, 2) and (n, 2) or (1, 2), in degrees."""
     import numpy as np
 
-    lon, lat = (np.broadcast_to(b[:, axis], len(a)) for axis in (0, 1))
-    return np.asarray(_spheroid().inv(a[:, 0], a[:, 1], lon, lat)[2], np.float64)
+    if len(b) != len(a):
+        b = b.repeat(len(a), axis=0)
+    return np.asarray(_spheroid().inv(a[:, 0], a[:, 1], b[:, 0], b[:, 1])[2], np.float64)
 
 
 def load_libraries() -> None:

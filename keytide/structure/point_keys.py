@@ -158,7 +158,7 @@ def mask_of(length: int, numbers: Sequence[int]) -> npt.NDArray[np.uint8]:
 
 def doubles(tags: npt.NDArray[np.uint8], written: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
     """The numbers of codes: their tags, and the eight bytes behind them."""
-    bits, negative = written.astype(np.uint64), tags == TAG_NEGATIVE
+    bits, negative = written.astype(np.uint64, order="C"), tags == TAG_NEGATIVE
     if negative.any():
         bits = np.where(negative, ~bits, bits)
     return bits.view(np.float64)

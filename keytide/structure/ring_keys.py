@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from keytide.collation import Json, encode_part
+from keytide.collation.layout import TAG_NEGATIVE, TAG_NUMBER
 from keytide.geometry import Frame, Rings
 from keytide.geometry.geojson import MOST_COORDINATES
-from keytide.structure.point_keys import doubles, mask_of
+from keytide.structure.point_keys import doubles
 
 _LEAST: Final = 4
 """Positions of a ring."""
@@ -23,20 +24,14 @@ _PLAIN: Final = encode_part({"type": "Polygon", "coordinates": [[[0.5, 0.5]]]})
 _HEAD: Final = _PLAIN[: _PLAIN.index(_POSITION)]
 _TAIL: Final = _PLAIN[len(_HEAD) + _WIDTH :]
 _SHORTEST: Final = len(_HEAD) + _LEAST * _WIDTH + len(_TAIL)
-_X: Final = 1
-_Y: Final = _X + 10
-_MASK: Final = mask_of(_WIDTH, (_X, _Y))
-_SAME: Final = np.frombuffer(_POSITION, np.uint8) & _MASK
-"""What is the same of positions: where the list begins and ends, and no residuals."""
-_WRITTEN: Final = np.dtype(
-    {
-        "names": ["x_tag", "x", "y_tag", "y"],
-        "formats": ["u1", ">u8", "u1", ">u8"],
-        "offsets": [_X, _X + 1, _Y, _Y + 1],
-        "itemsize": _WIDTH,
-    }
-)
-"""Where the numbers of a position stand."""
+_NUMBER: Final = 10
+"""Bytes of a number: tag, bits, no residual."""
+_TAGS: Final = 0xFF ^ TAG_NEGATIVE ^ TAG_NUMBER
+"""Of a number's tag, all but the sign."""
+_MASK: Final = np.array([[0xFF, _TAGS], [0xFF, _TAGS], [0xFF, 0xFF]], np.uint8).view("u2")
+_SAME: Final = np.frombuffer(b"".join(_POSITION[at : at + 2] for at in (0, 10, 20)), "u2")[:, None] & _MASK
+"""What is the same of positions, in pairs of bytes that stand `_NUMBER` apart: where the list or a number
+begins or ends, without residuals. Between them stand the numbers' bits."""
 
 
 def is_ring_key(key: bytes) -> bool:
@@ -54,42 +49,51 @@ def are_ring_keys(keys: Sequence[bytes]) -> bool:
     holds of them is closed and in range."""
     if not all(map(is_ring_key, keys)):
         return False
-    table = np.frombuffer(b"".join([key[len(_HEAD) : -len(_TAIL)] for key in keys]), np.uint8)
-    return not (table.reshape(-1, _WIDTH) & _MASK != _SAME).any()
+    written = b"".join([key[len(_HEAD) : -len(_TAIL)] for key in keys])
+    return not _unlike(written).any()
 
 
 def rings_of(keys: Sequence[bytes], frame: Frame) -> tuple[npt.NDArray[np.bool_], Rings]:
     """Which of some keys are such polygons (bool[n]), closed and with coordinates in range; and those."""
-    are = np.fromiter(map(is_ring_key, keys), np.bool_, len(keys))
-    bodies = [keys[at][len(_HEAD) : -len(_TAIL)] for at in np.flatnonzero(are).tolist()]
-    written = np.frombuffer(b"".join(bodies), _WRITTEN)
-    counts = np.array([len(body) for body in bodies], np.int64) // _WIDTH
-    at = np.empty((len(written), 2))
-    if not len(counts):
-        return are, Rings(at, counts, frame)
-    at[:, 0] = doubles(written["x_tag"], written["x"])
-    at[:, 1] = doubles(written["y_tag"], written["y"])
+    are = np.array([*map(is_ring_key, keys)], np.bool_)
+    chosen = keys if are.all() else [keys[at] for at in are.nonzero()[0].tolist()]
+    bodies = [key[len(_HEAD) : -len(_TAIL)] for key in chosen]
+    written = b"".join(bodies)
+    counts = np.array([len(body) // _WIDTH for body in bodies], np.int64)
+    if not bodies:
+        return are, Rings(np.empty((0, 2)), counts, frame)
+    size = (2, len(written) // _WIDTH)
+    # By columns, which is how they are worked with.
+    tags = np.ndarray(size, "u1", written, 1, (_NUMBER, _WIDTH))
+    at = doubles(tags, np.ndarray(size, ">u8", written, 2, (_NUMBER, _WIDTH)))
+    rings = Rings(at.T, counts, frame)
     ends = counts.cumsum()
     starts = ends - counts
-    most = MOST_COORDINATES[frame]
-    rings = Rings(at, counts, frame)
-    unlike = written.view(np.uint8).reshape(-1, _WIDTH) & _MASK != _SAME
-    closed = at[starts] == at[ends - 1]
+    west, south = MOST_COORDINATES[frame]
+    closed = at.take(starts, axis=1) == at.take(ends - 1, axis=1)
+    unlike, far = _unlike(written), np.abs(at)
     # (What is no number is not within the bounds.)
-    if not unlike.any() and closed.all() and (abs(at).max(axis=0) <= most).all():
+    if closed.all() and far[0].max() <= west and far[1].max() <= south and not unlike.any():
         return are, rings
-    fine = ~unlike.any(axis=1) & (abs(at) <= most).all(axis=1)
-    are[are] = whole = np.logical_and.reduceat(fine, starts) & closed.all(axis=1)
+    fine = ~unlike.any(axis=0) & (far[0] <= west) & (far[1] <= south)
+    are[are] = whole = np.logical_and.reduceat(fine, starts) & closed.all(axis=0)
     return are, rings.some(whole)
+
+
+def _unlike(written: bytes) -> npt.NDArray[np.bool_]:
+    """Where positions differ from others in more than their coordinates (3, m)."""
+    pairs = np.ndarray((3, len(written) // _WIDTH), "u2", written, 0, (_NUMBER, _WIDTH))
+    found: npt.NDArray[np.bool_] = pairs & _MASK != _SAME
+    return found
 
 
 def decoded_rings(keys: Sequence[bytes]) -> list[Json]:
     """The value of each key that is such a polygon, written without forms; None for another one."""
     are, rings = rings_of(keys, "planar")
     found: list[Json] = [None] * len(keys)
-    whole = (rings.at == np.floor(rings.at)).any(axis=1)
+    whole = rings.at == np.floor(rings.at)
     positions: list[Json] = rings.at.tolist()
-    for at in np.flatnonzero(whole).tolist():
+    for at in np.flatnonzero(whole.any(axis=1)).tolist() if whole.any() else ():
         x, y = rings.at[at].tolist()
         positions[at] = [int(one) if one.is_integer() else one for one in (x, y)]
     begin = 0

@@ -24,15 +24,14 @@ from keytide.geometry import (
     distances,
     geometry_of,
     nearest_points,
-    nearest_rings,
     point,
     point_cell,
     ring_distances,
     spans_around,
 )
 from keytide.geometry.cells.disc import WIDEST, disc_spans
+from keytide.geometry.drawn.around import RingsAround
 from keytide.geometry.drawn.sphere import EARTH_RADIUS
-from keytide.geometry.nearby import ring_bounds
 from keytide.structure.ring_keys import rings_of
 from tests import geometry_oracle as oracle
 from tests import geometry_shapes as shapes
@@ -105,35 +104,50 @@ def test_whatever_meets_a_disc_is_found_as_what_is_within_a_distance(seed: int) 
 
 @settings(max_examples=share.examples(1_500), deadline=None)
 @given(seed=seeds)
-def test_no_bound_of_a_polygon_is_beyond_its_distance(seed: int) -> None:
+def test_polygons_seen_from_a_place_are_as_near_and_hold_it_as_each_does(seed: int) -> None:
     rng = random.Random(seed)
     middle = shapes.place(rng)
     rings = rings_near(rng, middle)
     if not len(rings):
         return
-    if rng.random() < 0.3:
+    kind = rng.random()
+    if kind < 0.3:
         middle = shapes.beside(middle, rng.uniform(0, 7), rng.uniform(0, 3))
-    least, most = ring_bounds(point(middle[0], middle[1], "geographic"), rings)
+    elif kind < 0.4:
+        middle = rings.at[rng.randrange(len(rings.at))].tolist()
+    seen = seen_from(middle, rings)
     here = oracle.Sphere({"type": "Point", "coordinates": middle})
     for at in range(len(rings)):
         ring = oracle.Sphere(rings.geometry(at).geojson)
+        chord = 2 * math.sin(oracle.closest(here, ring)[0][0] / 2)
+        # (Of a corner at the place the difference of two nearly equal numbers is left.)
+        assert math.sqrt(seen.chord2[at]) == pytest.approx(chord, rel=1e-9, abs=1e-12)
         held = ring.holds(oracle.vector(middle))
-        angle = oracle.closest(here, ring)[0][0]
-        chord = 2 * math.sin(angle / 2)
-        assert math.sqrt(most[at]) >= chord - 1e-12
-        if held is not None:
-            assert least[at] <= (0.0 if held else chord) + 1e-12
+        if held is not None and not seen.open[at]:
+            assert seen.hold[at] == held
+        assert not (seen.open[at] and seen.hold[at])
 
 
-def test_bounds_tell_something() -> None:
-    """Of what is small and far from the antimeridian they are near to the distance."""
+def seen_from(middle: list[float], rings: Rings) -> RingsAround:
+    drawing = point(middle[0], middle[1], "geographic").drawing
+    return RingsAround(rings.at, rings.counts, drawing.vector[0])
+
+
+def test_what_may_be_on_a_line_and_what_is_wide_is_left_open_alone() -> None:
     ring = [[10.0, 50.0], [10.01, 50.0], [10.01, 50.01], [10.0, 50.01], [10.0, 50.0]]
-    rings = Rings(np.array(ring), np.array([5]), "geographic")
-    place = point(10.5, 50.2, "geographic")
-    least, most = ring_bounds(place, rings)
-    chord = float(ring_distances(place, rings)[0]) / EARTH_RADIUS
-    assert 0.95 * chord < least[0] < chord * 1.01
-    assert chord * 0.99 < math.sqrt(most[0]) < 1.05 * chord
+    wide = [[-70.0, -60.0], [70.0, -60.0], [70.0, 60.0], [-70.0, 60.0], [-70.0, -60.0]]
+    rings = Rings(np.array(ring + wide + ring), np.array([5, 5, 5]), "geographic")
+    for middle, held, open_ in (
+        ([10.005, 50.005], True, False),
+        ([10.02, 50.005], False, False),
+        ([10.01 + 1e-9, 50.005], False, True),
+        ([10.01 - 1e-9, 50.005], False, True),
+        ([10.01 - 1e-7, 50.005], True, False),
+        ([-170.0, -50.0], False, False),
+    ):
+        seen = seen_from(middle, rings)
+        assert seen.hold.tolist() == [held, False, held]
+        assert seen.open.tolist() == [open_, True, open_]
 
 
 @settings(max_examples=share.examples(800), deadline=None)
@@ -148,7 +162,7 @@ def test_who_is_left_out_is_none_of_the_nearest(seed: int) -> None:
     check(nearest_points(place, xs, ys, wanted), distances(place, xs, ys), wanted, exact=True)
     rings = rings_near(rng, middle)
     if len(rings):
-        check(nearest_rings(place, rings, wanted), ring_distances(place, rings), wanted, exact=False)
+        check(ring_distances(place, rings, wanted), ring_distances(place, rings), wanted, exact=False)
 
 
 @pytest.mark.parametrize("seed", share.seeds(60))
@@ -178,4 +192,4 @@ def test_most_are_left_out() -> None:
     assert np.isfinite(nearest_points(place, xs, ys, 10)).sum() <= 12
     squares = [[[x, y], [x + 1e-3, y], [x + 1e-3, y + 1e-3], [x, y]] for x, y in zip(xs, ys, strict=True)]
     rings = Rings(np.array(squares).reshape(-1, 2), np.full(400, 4), "geographic")
-    assert np.isfinite(nearest_rings(place, rings, 10)).sum() <= 20
+    assert np.isfinite(ring_distances(place, rings, 10)).sum() <= 20

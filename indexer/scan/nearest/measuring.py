@@ -11,7 +11,7 @@ from indexer.scan.local.once import NotShortError
 from indexer.scan.peer.messages import Entry
 from keytide.definition.expression import DistanceTo
 from keytide.definition.spatial.meaning import geometry_literal
-from keytide.geometry import distance, distances, nearest_points, nearest_rings, ring_distances
+from keytide.geometry import distance, distances, nearest_points, ring_distances
 from keytide.model.entry import canonical_keys
 from keytide.structure.place_columns import MOST_AREA_BYTES, of_keys, of_places
 from keytide.structure.spatial import PLANAR_SRID, geometry_of_key
@@ -68,7 +68,7 @@ class DistanceColumn:
             keys,
             self._srid,
             lambda xs, ys: nearest_points(self.place, xs, ys, wanted) if len(xs) else np.empty(0),
-            lambda rings: nearest_rings(self.place, rings, wanted),
+            lambda rings: ring_distances(self.place, rings, wanted),
             _dear,
         )
 

@@ -15,7 +15,7 @@ from keytide.geometry.drawn.charts import Shape, uvw
 from keytide.geometry.drawn.drawing import LEAST_W
 from keytide.geometry.drawn.meeting import TOLERANCE, covers_on
 from keytide.geometry.drawn.quiet import quietly
-from keytide.geometry.drawn.sphere import Floats, chord2_of_sines, cross, degrees, normals, vectors
+from keytide.geometry.drawn.sphere import Floats, vectors
 
 Mask = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
@@ -47,48 +47,6 @@ class DrawnRings:
         chosen[some] = True
         seen = uvw(self._vector[np.repeat(chosen, self._counts)], chart)
         return polygons_of(seen[:, :2] / seen[:, 2:], self._counts[some])
-
-    def around(self, chart: int, spot: Floats) -> Mask:
-        """Which of them may meet a place of a chart, (2,): they are whole there, and it lies in their box."""
-        seen = uvw(self._vector, chart)
-        spots = seen[:, :2] / seen[:, 2:]
-        low = np.minimum.reduceat(spots, self._starts, axis=0)
-        high = np.maximum.reduceat(spots, self._starts, axis=0)
-        inside = (low <= spot + TOLERANCE) & (spot - TOLERANCE <= high)
-        found: Mask = inside.all(axis=1) & self.whole[:, chart]
-        return found
-
-    def nearest(self, place: Floats, vector: Floats) -> tuple[Floats, Floats, Floats]:
-        """What of each ring is nearest to a place, which is `vector` (3,) as well.
-
-        Returns:
-            (squared chords (n,), positions (n, 2) between which the distance is to be measured: on the ring,
-            and the place).
-        """
-        to_corners = ((self._vector - vector) ** 2).sum(axis=1)
-        start, end = self._vector[:-1], self._vector[1:]
-        normal = normals(start, end)
-        sine = normal @ vector
-        beside = (cross(normal, start) @ vector > 0) & (cross(end, normal) @ vector > 0)
-        beside[(self._starts - 1)[1:]] = False  # from one ring to the next one
-        square = np.full(len(self._vector), np.inf)
-        square[:-1][beside] = sine[beside] ** 2
-        corner, edge = self._least(to_corners), self._least(square)
-        to_edge = chord2_of_sines(square[edge])
-        on_ring = self._at[corner]
-        here = np.broadcast_to(degrees(vector[None]), on_ring.shape).copy()
-        nearer = np.flatnonzero(to_edge < to_corners[corner])
-        at = edge[nearer]
-        on_ring[nearer] = degrees(vector - sine[at][:, None] * normal[at])
-        here[nearer] = place
-        return np.minimum(to_corners[corner], to_edge), on_ring, here
-
-    def _least(self, of: Floats) -> Numbers:
-        """The first of each ring's positions for which a number is the least."""
-        least = np.repeat(np.minimum.reduceat(of, self._starts), self._counts)
-        at = np.flatnonzero(of == least)
-        found: Numbers = at[np.searchsorted(at, self._starts)]
-        return found
 
 
 def polygons_of(seen: Floats, counts: Numbers) -> Shape:

@@ -20,6 +20,8 @@ EARTH_RADIUS: Final = 6_371_008.771_415
 SPHEROID_SLACK: Final = 0.007
 """Geodesics on the spheroid are as long as arcs on the sphere, give or take this share: 0.9944 at the equator
 along a meridian, 1.0045 at the poles."""
+ROUNDING: Final = 1e-9
+"""Radians, 6 mm: far more than distances are wrong by."""
 _POLE: Final = 90.0
 _ANTIMERIDIAN: Final = 180.0
 _MOST_PAIRS: Final = 100_000
@@ -30,6 +32,19 @@ _MOST_COLUMNS: Final = 2_000
 def vectors(at: Floats) -> Floats:
     """Unit vectors of positions (n, 2) in degrees. Poles and the antimeridian are one place, whatever is
     written."""
+    found = np.empty((len(at), 3))
+    _write(at, found.T)
+    return found
+
+
+def columns(at: Floats) -> Floats:
+    """The same as columns (3, n)."""
+    found = np.empty((3, len(at)))
+    _write(at, found)
+    return found
+
+
+def _write(at: Floats, vector: Floats) -> None:
     radians = np.radians(at)
     sines, cosines = np.sin(radians), np.cos(radians)
     # Most documents are nowhere near; looking costs less than changing nothing.
@@ -38,11 +53,9 @@ def vectors(at: Floats) -> Floats:
         cosines[:, 1][np.abs(at[:, 1]) == _POLE] = 0.0
     if east == _ANTIMERIDIAN:
         sines[:, 0][np.abs(at[:, 0]) == _ANTIMERIDIAN] = 0.0
-    found = np.empty((len(at), 3))
-    np.multiply(cosines[:, 0], cosines[:, 1], out=found[:, 0])
-    np.multiply(sines[:, 0], cosines[:, 1], out=found[:, 1])
-    found[:, 2] = sines[:, 1]
-    return found
+    np.multiply(cosines[:, 0], cosines[:, 1], out=vector[0])
+    np.multiply(sines[:, 0], cosines[:, 1], out=vector[1])
+    vector[2] = sines[:, 1]
 
 
 def degrees(vector: Floats) -> Floats:
@@ -61,6 +74,14 @@ def angle_of(chord2: Floats) -> Floats:
 def chord2_of(angle: float) -> float:
     """The squared chord of an angle in radians, pi at most."""
     return 4 * math.sin(min(angle, math.pi) / 2) ** 2
+
+
+def farthest_of(chord2: Floats, wanted: int) -> float:
+    """The squared chord of whatever may be as near, on the spheroid, as so many of which at most these are
+    known."""
+    chord = math.sqrt(min(4.0, float(np.partition(chord2, wanted - 1)[wanted - 1])))
+    angle = 2 * math.asin(chord / 2) * (1 + SPHEROID_SLACK) / (1 - SPHEROID_SLACK) + ROUNDING
+    return chord2_of(angle)
 
 
 def normals(start: Floats, end: Floats) -> Floats:
@@ -118,13 +139,15 @@ def _edges_near(
     points: Floats, normal: Floats, ahead: Floats, behind: Floats, best: Floats, place: Floats
 ) -> None:
     """The same of the inner points of edges."""
-    sine, square = _beside(points, normal, ahead, behind)
+    _, square = _beside(points, normal, ahead, behind)
     at = square.argmin(axis=1)
-    row = np.arange(len(points))
-    found = chord2_of_sines(square[row, at])
+    chosen = normal[at]
+    # (What a matrix product comes to depends, in its last bit, on what is multiplied beside it.)
+    sine = chosen[:, 0] * points[:, 0] + chosen[:, 1] * points[:, 1] + chosen[:, 2] * points[:, 2]
+    found = chord2_of_sines(np.where(np.isfinite(square[np.arange(len(points)), at]), sine * sine, np.inf))
     better = found < best
     best[better] = found[better]
-    foot = points - sine[row, at][:, None] * normal[at]
+    foot = points - sine[:, None] * chosen
     place[better] = foot[better]
 
 
