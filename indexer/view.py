@@ -144,10 +144,11 @@ class JointSnapshot(Protocol):
         ...
 
     def within(
-        self, lows: Sequence[bytes], highs: Sequence[bytes], most: int
+        self, lows: Sequence[bytes], highs: Sequence[bytes], most: int, behind: int
     ) -> tuple[list[tuple[bytes, bytes]], list[int]] | None:
-        """All entries of some spans (disjoint and ascending), slice by slice, and how many were looked at in
-        each slice: more than `most` when not all were, which are many. None and errors as in `first`."""
+        """The entries of some spans (disjoint and ascending), slice by slice, and how many were looked at in
+        each slice: more than `most` when not all were, which are many. Of those whose keys are the same
+        behind so many bytes, a document's, one at least. None and errors as in `first`."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from itertools import chain, islice
 from typing import Protocol
 
@@ -38,10 +38,13 @@ class RowsCursor:
         keys = [key for block in self._snapshot.rows(b"", None) for key, _ in block]
         return (keys[0], keys[-1]) if keys else None
 
-    def within(self, lows: Sequence[bytes], highs: Sequence[bytes], most: int) -> list[Row]:
+    def within(
+        self, lows: Sequence[bytes], highs: Sequence[bytes], most: int, behind: int, full: Set[bytes]
+    ) -> tuple[list[Row], int]:
         spans = zip(lows, highs, strict=True)
         rows = chain.from_iterable(block for low, high in spans for block in self._snapshot.rows(low, high))
-        return [(key, PUT + value) for key, value in islice(rows, most + 1)]
+        found = [(key, PUT + value) for key, value in islice(rows, most + 1)]
+        return found, len(found)
 
 
 class SpansByRows:

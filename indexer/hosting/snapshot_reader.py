@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -212,9 +212,11 @@ class _TellingCursor:
             self._damaged(error.message)
             raise
 
-    def within(self, lows: Sequence[bytes], highs: Sequence[bytes], most: int) -> list[tuple[bytes, bytes]]:
+    def within(
+        self, lows: Sequence[bytes], highs: Sequence[bytes], most: int, behind: int, full: Set[bytes]
+    ) -> tuple[list[tuple[bytes, bytes]], int]:
         try:
-            return self._cursor.within(lows, highs, most)
+            return self._cursor.within(lows, highs, most, behind, full)
         except StoreDamagedError as error:
             self._damaged(error.message)
             raise
@@ -269,7 +271,7 @@ class JointReader:
         return self._held(every, lambda levels: first_rows(levels, low, high, reverse, count, REMOVED))
 
     def within(
-        self, lows: Sequence[bytes], highs: Sequence[bytes], most: int
+        self, lows: Sequence[bytes], highs: Sequence[bytes], most: int, behind: int
     ) -> tuple[list[tuple[bytes, bytes]], list[int]] | None:
         """See `indexer.view.JointSnapshot.within`. Of slices that are stretches of the order one or two hold
         what is near to one another: the others are left alone."""
@@ -281,7 +283,7 @@ class JointReader:
             for at, (first, last) in enumerate(ends)
             if bisect_right(highs, first) < bisect_right(lows, last)  # the spans between them
         ]
-        found = self._held(some, lambda levels: rows_within(levels, lows, highs, most, REMOVED))
+        found = self._held(some, lambda levels: rows_within(levels, lows, highs, most, REMOVED, behind))
         if found is None:
             return None
         counts = [0] * len(ends)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from itertools import chain, repeat
 from operator import ge, gt, le, lt
 from typing import Final, Protocol
@@ -65,12 +65,17 @@ class LevelCursor(Protocol):
         """The first key and the last one; None when there is none."""
         ...
 
-    def within(self, lows: Sequence[bytes], highs: Sequence[bytes], most: int) -> list[Row]:
-        """The rows of some spans, low <= key < high each, in ascending order; the first `most` + 1 of them if
-        they are more than `most`.
+    def within(
+        self, lows: Sequence[bytes], highs: Sequence[bytes], most: int, behind: int, full: Set[bytes]
+    ) -> tuple[list[Row], int]:
+        """The rows of some spans, low <= key < high each, in ascending order, and how many were looked at:
+        `most` + 1, and not all are given, if they are more than `most`.
 
         Args:
             lows, highs: of each span, disjoint and ascending.
+            behind: of rows whose keys are the same behind so many bytes all but one may be left out, which is
+                no removal marker; 0 for all rows.
+            full: what stands there in keys none of which is left out.
         """
         ...
 
@@ -163,6 +168,7 @@ def rows_within(
     highs: Sequence[bytes],
     most: int,
     removed: bytes,
+    behind: int = 0,
 ) -> tuple[list[Row], list[int]] | None:
     """The rows of some spans, low <= key < high each, of several slices: one slice after the other, of each
     in ascending order.
@@ -171,33 +177,39 @@ def rows_within(
         slices, removed: as in `first_rows`.
         lows, highs: of each span, disjoint and ascending.
         most: rows that are looked at.
+        behind: of a document's rows, whose keys are the same behind so many bytes, all but one may be left
+            out, when they have one value, and are written and removed together; 0 for all rows.
 
     Returns:
-        Them, and how many rows of each slice were read, which are more than `most` when not all were; None
-        when they are not in order.
+        Them, and how many rows of each slice were looked at, which are more than `most` when not all were;
+        None when they are not in order.
     """
     found: list[Row] = []
     read: list[int] = []
     for levels in slices:
-        rows: list[Row] = []
-        of_slice: dict[bytes, bytes] = {}
+        given: list[list[Row]] = []
+        changed: set[bytes] = set()
         looked_at = 0
-        for level in levels:
-            given = level.within(lows, highs, most) if most >= 0 else []
-            if not given:
-                continue
-            keys = [key for key, _ in given]
+        for at in range(len(levels) - 1, -1, -1) if most >= 0 else ():
+            # Of documents of which newer levels tell nothing the oldest one holds nothing but what is valid.
+            rows, count = levels[at].within(lows, highs, most, 0 if at else behind, changed)
+            keys = [key for key, _ in rows]
             if not all(map(lt, keys, keys[1:])):
                 return None
-            most -= len(given)
-            looked_at += len(given)
-            if rows:  # newer ones hide them
-                of_slice = of_slice or dict(rows)
-                of_slice.update(given)
-            else:
-                rows = given
+            looked_at += count
+            most -= count
+            if rows:
+                given.append(rows)
+            if at and behind:
+                changed.update([key[behind:] for key in keys])
+            if most < 0:
+                break
         read.append(looked_at)
-        if of_slice:
+        rows = given[-1] if given else []
+        if len(given) > 1:  # newer ones hide them
+            of_slice: dict[bytes, bytes] = {}
+            for older in reversed(given):
+                of_slice.update(older)
             rows = [(key, of_slice[key]) for key in sorted(of_slice)]
         found += [(key, value[1:]) for key, value in rows if value != removed]
     return found, read

@@ -3,7 +3,7 @@ hold; and what cannot have been written is left to whoever reads slice by slice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import islice
 from typing import Any
 
@@ -50,10 +50,17 @@ class Rows:
     def ends(self) -> tuple[bytes, bytes] | None:
         return (min(self.level), max(self.level)) if self.level else None
 
-    def within(self, lows: Sequence[bytes], highs: Sequence[bytes], most: int) -> list[Row]:
+    def within(
+        self, lows: Sequence[bytes], highs: Sequence[bytes], most: int, behind: int, full: Set[bytes]
+    ) -> tuple[list[Row], int]:
         spans = list(zip(lows, highs, strict=True))
         rows = list(self.level.items()) if self.as_is else sorted(self.level.items())
-        return [row for row in rows if any(low <= row[0] < high for low, high in spans)][: most + 1]
+        rows = [row for row in rows if any(low <= row[0] < high for low, high in spans)][: most + 1]
+        first = {key[behind:]: key for key, value in reversed(rows) if value != REMOVED}
+        left = [
+            row for row in rows if first.get(row[0][behind:], row[0]) == row[0] or row[0][behind:] in full
+        ]
+        return left if behind else rows, len(rows)
 
 
 def read(
@@ -83,6 +90,8 @@ def oracle(
 
 
 KEYS = st.integers(0, 400)
+VERSIONS = st.tuples(st.integers(0, 5), st.lists(KEYS, max_size=5, unique=True), st.integers(0, 3))
+"""A document, the cells it has from now on, and its value."""
 VALUES = st.sampled_from([PUT, PUT + b"a", PUT + b"b", REMOVED])
 
 
@@ -126,6 +135,40 @@ def test_the_rows_of_spans_are_those_of_all_slices(slices: list[list[Level]], en
     assert found is not None
     assert sorted(found[0]) == expected
     assert len(found[1]) == len(slices)
+
+
+@settings(max_examples=share.examples(300))
+@given(
+    st.lists(st.lists(VERSIONS, max_size=12), min_size=1, max_size=3), st.lists(KEYS, min_size=2, max_size=8)
+)
+def test_of_each_document_that_is_in_spans_one_row_is_found(
+    written: list[list[tuple[int, list[int], int]]], ends: list[int]
+) -> None:
+    """Documents have several rows, of one value, which are written and removed together."""
+    levels: list[Level] = []
+    cells: dict[int, list[int]] = {}
+    for number, versions in enumerate(written):
+        level: Level = {}
+        for document, wanted, value in versions:
+            for cell in cells.get(document, []):
+                level.pop(b"%03d-%d" % (cell, document), None)
+                if number:
+                    level[b"%03d-%d" % (cell, document)] = REMOVED
+            level.update({b"%03d-%d" % (cell, document): PUT + b"%d" % value for cell in wanted})
+            cells[document] = wanted
+        levels.append(level)
+    bounds = [b"%03d" % end for end in sorted(set(ends))]
+    lows, highs = bounds[: len(bounds) // 2 * 2 : 2], bounds[1::2]
+    cursors: list[LevelCursor] = [Rows(level) for level in levels]
+    every = rows_within([cursors], lows, highs, 2_000, REMOVED)
+    some = rows_within([cursors], lows, highs, 2_000, REMOVED, 3)
+    assert every is not None
+    assert some is not None
+    assert set(some[0]) <= set(every[0])
+    assert {(key[3:], value) for key, value in some[0]} == {(key[3:], value) for key, value in every[0]}
+    assert some[1] == every[1]
+    if len(levels) == 1:
+        assert len(some[0]) == len({key[3:] for key, _ in some[0]})
 
 
 def test_rows_of_spans_that_cannot_have_been_written_are_left_to_others() -> None:

@@ -205,10 +205,10 @@ class FakeJoint:
             return None if levels is None else first_rows(levels, low, high, reverse, count, REMOVED)
 
     def within(
-        self, lows: Sequence[bytes], highs: Sequence[bytes], most: int
+        self, lows: Sequence[bytes], highs: Sequence[bytes], most: int, behind: int
     ) -> tuple[list[Row], list[int]] | None:
         with self._levels() as levels:
-            return None if levels is None else rows_within(levels, lows, highs, most, REMOVED)
+            return None if levels is None else rows_within(levels, lows, highs, most, REMOVED, behind)
 
     @contextmanager
     def _levels(self) -> Iterator[list[list[LevelCursor]] | None]:

@@ -17,7 +17,7 @@ import pytest
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.formats.records import REMOVED
 from indexer.store.interface import Applied, Row, SliceStore, StoreSnapshot
-from indexer.store.joint import first_rows, rows_within
+from indexer.store.joint import LevelCursor, first_rows, rows_within
 from indexer.store.lmdb.leaves import LeafReader
 from indexer.store.lmdb.merge import Bounds, live_blocks
 from indexer.store.lmdb.snapshot import LmdbSnapshot
@@ -150,7 +150,34 @@ def test_levels_are_read_as_rows_are(
         everything = rows_within([levels], [b""], [b"\xff"], 2 * NUMBERS, REMOVED)
         assert everything is not None
         assert everything[0] == [row for block in held.rows(b"", None) for row in block]
+        for level in levels:
+            check_left_out(level, lows, highs, chance)
     held.close()
+
+
+def check_left_out(level: LevelCursor, lows: list[bytes], highs: list[bytes], chance: random.Random) -> None:
+    """Of rows whose keys end alike one is given that is no removal marker, and others in full if told."""
+    every, looked_at = level.within(lows, highs, 2 * NUMBERS, 0, set())
+    assert looked_at == len(every)
+    if not every:
+        return
+    behind = len(every[0][0]) - 2
+    full = {row[0][behind:] for row in every if chance.random() < 0.1}
+    some, again = level.within(lows, highs, 2 * NUMBERS, behind, full)
+    assert again == looked_at
+    known: set[bytes] = set()
+    expected = []
+    for row in every:
+        document = row[0][behind:]
+        if document not in known:
+            expected.append(row)
+            if row[1] != REMOVED and document not in full:
+                known.add(document)
+    assert some == expected
+    most = chance.randrange(looked_at)
+    few, counted = level.within(lows, highs, most, behind, full)
+    assert counted == most + 1
+    assert few == some[: len(few)]
 
 
 @pytest.mark.parametrize("seed", range(8))

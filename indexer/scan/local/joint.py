@@ -24,6 +24,7 @@ from indexer.scan.peer.messages import Entry, JointPage, JointRead, JointSpans, 
 from indexer.scan.plan.directory import rebuilding
 from indexer.view import JointSnapshot, NodeView, StoreDamagedError
 from keytide.catalog.catalog import Catalog
+from keytide.geometry import CELL_BYTES
 
 REMEMBERED: Final = 64
 """Snapshots of a node that are remembered: then the oldest ones are forgotten."""
@@ -110,10 +111,13 @@ class JointReads:
         return JointPage(entries, read, replies, leased)
 
     def within(self, asked: JointSpans) -> JointPage | None:
-        """All entries of some spans; None when they are many, or to be read slice by slice."""
+        """One entry at least of each document that has some in these spans; None when they are many, or to be
+        read slice by slice."""
         key = (asked.index, asked.slices, asked.number, asked.incarnation)
         found = self._known_or_new(
-            key, lambda one: one.snapshot.within(asked.lows, asked.highs, asked.most), several=True
+            key,
+            lambda one: one.snapshot.within(asked.lows, asked.highs, asked.most, CELL_BYTES),
+            several=True,
         )
         if found is None or sum(found[1].values()) > asked.most:
             return None

@@ -142,7 +142,7 @@ def _read(
         to.replies[slices[0]] = page.replies[slices[0]]  # (who tells of the answer needs one)
     documents = _once(page.entries)
     if documents:
-        shared.radii.note_several(target.index, len(page.entries) > 2 * len(documents))
+        shared.radii.note_several(target.index, sum(page.read.values()) > 2 * len(documents))
     return documents
 
 

@@ -323,7 +323,8 @@ class JointRead(msgspec.Struct, frozen=True, gc=False):
 
 
 class JointSpans(msgspec.Struct, frozen=True, gc=False):
-    """All entries of some spans of some slices of this node, if they are few.
+    """One entry at least of each document that has some in some spans of some slices of this node, which are
+    of a spatial index, if they are few.
 
     Attributes:
         lows, highs: of each span, disjoint and ascending.

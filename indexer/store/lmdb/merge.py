@@ -15,7 +15,7 @@ main stream as if it were a level.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from itertools import chain, islice
 from typing import Final
 
@@ -116,9 +116,12 @@ class LmdbLevelCursor:
         except DAMAGE as error:
             raise damaged(self._folder, error) from error
 
-    def within(self, lows: Sequence[bytes], highs: Sequence[bytes], most: int) -> list[Row]:
-        cursor, found = self._cursor, list[Row]()
+    def within(
+        self, lows: Sequence[bytes], highs: Sequence[bytes], most: int, behind: int, full: Set[bytes]
+    ) -> tuple[list[Row], int]:
+        cursor, found, known = self._cursor, list[Row](), set[bytes]()
         key: bytes | None = None  # (wherever the cursor stands)
+        left = most + 1
         try:
             for low, high in zip(lows, highs, strict=True):
                 if key is None or key < low:
@@ -127,16 +130,22 @@ class LmdbLevelCursor:
                     key = cursor.key()
                 if key >= high:  # what was read beyond a span is not sought for the next ones
                     continue
-                for row in islice(cursor.iternext(), most + 1 - len(found)):
-                    key = row[0]
+                for key in cursor.iternext(values=False):
                     if key >= high:
                         break
-                    found.append(row)
-                else:  # there is nothing behind it, or too much in it
+                    left -= 1
+                    document = key[behind:] if behind else key
+                    if document not in known:  # (a value is copied, which takes as long as ten keys)
+                        found.append((key, value := cursor.value()))
+                        if behind and value != REMOVED and document not in full:
+                            known.add(document)
+                    if not left:
+                        return found, most + 1
+                else:  # there is nothing behind it
                     break
         except DAMAGE as error:
             raise damaged(self._folder, error) from error
-        return found
+        return found, most + 1 - left
 
 
 def spans_blocks(
