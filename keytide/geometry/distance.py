@@ -92,12 +92,13 @@ def ring_distances(shape: Geometry, rings: Rings, wanted: int | None = None) -> 
             farther away from a point on the globe than as many are infinitely far.
     """
     import numpy as np
-    import shapely
-
-    from keytide.geometry.drawn.charts import PLANE
-    from keytide.geometry.drawn.rings import polygons_of
 
     if shape.frame == "planar":
+        import shapely
+
+        from keytide.geometry.drawn.charts import PLANE
+        from keytide.geometry.drawn.rings import polygons_of
+
         others = polygons_of(rings.at, rings.counts)
         return np.asarray(shapely.distance(others, shape.drawing.on(PLANE)), np.float64)
     if not shape.is_point or not len(rings):

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _ACROSS: Final = 4
-"""Cells side by side of a disc: it has some 15 ranges, with 2.7 times its area."""
-_CLOSELY: Final = 8
-"""The same where what is read is dear: some 21 ranges, with 1.8 times its area."""
+"""Cells side by side of a disc: it has some 17 ranges, with 2.5 times its area."""
+_CLOSELY: Final = 6
+"""The same where what is read is dear: some 21 ranges, with 1.9 times its area."""
 
 
 def spans_around(place: Geometry, metres: float, *, closely: bool = False) -> list[tuple[int, int]] | None:

@@ -51,13 +51,18 @@ def of_keys(
         one: tells it of the geometry of a canonical key.
     """
     are, xs, ys = points_of(keys)
+    if not len(xs):
+        are_rings, these = rings_of(keys, frame_of(srid))
+        if len(these) == len(keys) > 0:
+            return rings(these)
     of_points = points(xs, ys)
     if len(xs) == len(keys):
         return of_points
     found = np.empty(len(keys), of_points.dtype)
     found[are] = of_points
     left = np.flatnonzero(~are)
-    are_rings, these = rings_of([keys[at] for at in left.tolist()], frame_of(srid))
+    if len(xs):
+        are_rings, these = rings_of([keys[at] for at in left.tolist()], frame_of(srid))
     if len(these):
         found[left[are_rings]] = rings(these)
     for at in left[~are_rings].tolist():

@@ -55,29 +55,39 @@ def are_ring_keys(keys: Sequence[bytes]) -> bool:
 
 def rings_of(keys: Sequence[bytes], frame: Frame) -> tuple[npt.NDArray[np.bool_], Rings]:
     """Which of some keys are such polygons (bool[n]), closed and with coordinates in range; and those."""
-    are = np.array([*map(is_ring_key, keys)], np.bool_)
-    chosen = keys if are.all() else [keys[at] for at in are.nonzero()[0].tolist()]
-    bodies = [key[len(_HEAD) : -len(_TAIL)] for key in chosen]
-    written = b"".join(bodies)
-    counts = np.array([len(body) // _WIDTH for body in bodies], np.int64)
-    if not bodies:
-        return are, Rings(np.empty((0, 2)), counts, frame)
-    size = (2, len(written) // _WIDTH)
-    # By columns, which is how they are worked with.
-    tags = np.ndarray(size, "u1", written, 1, (_NUMBER, _WIDTH))
-    at = doubles(tags, np.ndarray(size, ">u8", written, 2, (_NUMBER, _WIDTH)))
+    are, at, counts, unlike = _positions(keys)
     rings = Rings(at.T, counts, frame)
+    if not len(counts):
+        return are, rings
     ends = counts.cumsum()
     starts = ends - counts
     west, south = MOST_COORDINATES[frame]
     closed = at.take(starts, axis=1) == at.take(ends - 1, axis=1)
-    unlike, far = _unlike(written), np.abs(at)
+    far = np.abs(at)
     # (What is no number is not within the bounds.)
     if closed.all() and far[0].max() <= west and far[1].max() <= south and not unlike.any():
         return are, rings
     fine = ~unlike.any(axis=0) & (far[0] <= west) & (far[1] <= south)
     are[are] = whole = np.logical_and.reduceat(fine, starts) & closed.all(axis=0)
     return are, rings.some(whole)
+
+
+def _positions(
+    keys: Sequence[bytes],
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Which of some keys are such polygons, most likely (bool[n]); their positions one after the other, by
+    columns (2, m), how many each has, and what `_unlike` says of them."""
+    are = np.array([*map(is_ring_key, keys)], np.bool_)
+    chosen = keys if are.all() else [keys[at] for at in are.nonzero()[0].tolist()]
+    bodies = [key[len(_HEAD) : -len(_TAIL)] for key in chosen]
+    written = b"".join(bodies)
+    counts = np.array([len(body) // _WIDTH for body in bodies], np.int64)
+    size = (2, len(written) // _WIDTH)
+    if not bodies:
+        return are, np.empty(size), counts, np.empty((3, 0), np.bool_)
+    tags = np.ndarray(size, "u1", written, 1, (_NUMBER, _WIDTH))
+    at = doubles(tags, np.ndarray(size, ">u8", written, 2, (_NUMBER, _WIDTH)))
+    return are, at, counts, _unlike(written)
 
 
 def _unlike(written: bytes) -> npt.NDArray[np.bool_]:
@@ -89,15 +99,16 @@ def _unlike(written: bytes) -> npt.NDArray[np.bool_]:
 
 def decoded_rings(keys: Sequence[bytes]) -> list[Json]:
     """The value of each key that is such a polygon, written without forms; None for another one."""
-    are, rings = rings_of(keys, "planar")
+    are, at, counts, unlike = _positions(keys)
     found: list[Json] = [None] * len(keys)
-    whole = rings.at == np.floor(rings.at)
-    positions: list[Json] = rings.at.tolist()
-    for at in np.flatnonzero(whole.any(axis=1)).tolist() if whole.any() else ():
-        x, y = rings.at[at].tolist()
-        positions[at] = [int(one) if one.is_integer() else one for one in (x, y)]
+    whole = at == np.floor(at)
+    positions: list[Json] = at.T.tolist()
+    for one in np.flatnonzero(whole.any(axis=0)).tolist() if whole.any() else ():
+        positions[one] = [int(number) if number.is_integer() else number for number in at[:, one].tolist()]
+    ends, some_unlike = counts.cumsum().tolist(), bool(unlike.any())
     begin = 0
-    for at, count in zip(np.flatnonzero(are).tolist(), rings.counts.tolist(), strict=True):
-        found[at] = {"coordinates": [positions[begin : begin + count]], "type": "Polygon"}
-        begin += count
+    for number, end in zip(np.flatnonzero(are).tolist(), ends, strict=True):
+        if not (some_unlike and unlike[:, begin:end].any()):
+            found[number] = {"coordinates": [positions[begin:end]], "type": "Polygon"}
+        begin = end
     return found

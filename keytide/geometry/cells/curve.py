@@ -72,6 +72,20 @@ def leaf_of(face: int, i: int, j: int) -> int:
     return face << 61 | a >> 2 << 49 | b >> 2 << 37 | c >> 2 << 25 | d >> 2 << 13 | e >> 2 << 1 | 1
 
 
+def least_of(face: int, i: int, j: int, shift: int) -> int:
+    """The least id of the cell, 2**shift leaves wide, that a leaf is in, less one. Of a wide cell the first
+    steps tell it."""
+    table = _TABLE or curve_table()
+    a = table[(face & 1) << 12 | i >> 24 << 6 | j >> 24]
+    b = table[(a & 3) << 12 | (i >> 12 & 0xFC0) | j >> 18 & 63]
+    if shift < 2 * _STEP:
+        return leaf_of(face, i, j) & -(2 << 2 * shift)
+    found = face << 61 | a >> 2 << 49 | b >> 2 << 37
+    if shift < 3 * _STEP:
+        found |= table[(b & 3) << 12 | (i >> 6 & 0xFC0) | j >> 12 & 63] >> 2 << 25
+    return found & -(2 << 2 * shift)
+
+
 def leaves_of(face: NDArray[np.int64], i: NDArray[np.int64], j: NDArray[np.int64]) -> NDArray[np.uint64]:
     """The ids of many leaves."""
     import numpy as np

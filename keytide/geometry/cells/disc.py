@@ -23,13 +23,15 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from keytide.geometry.cells.curve import LEAF, SIDE, leaf_of
+from keytide.geometry.cells.curve import LEAF, SIDE, least_of
 from keytide.geometry.cells.geographic import face_coordinate, face_place
 from keytide.geometry.cells.quick import MARGIN, Vector
 
 WIDEST: Final = math.radians(5)
 """Of a disc: wider ones are rare."""
 _EDGE: Final = 1 + MARGIN
+_INSIDE: Final = 1 - MARGIN
+"""What is nearer to the middle of a face is no edge of it."""
 _FACE: Final = 1 << 2 * LEAF
 """The lowest one of the id of a whole face."""
 _IN_FRONT: Final = 0.45
@@ -87,6 +89,8 @@ def _spans_on(face: int, middle: Vector, tangent: float, across: int) -> list[tu
     )
     if left > _EDGE or right < -_EDGE or below > _EDGE or above < -_EDGE:
         return []
+    inside = min(left, below) > -_INSIDE and max(right, above) < _INSIDE
+    place = face_place if inside else _place
     i, last_i, j, last_j = _place(left), _place(right), _place(below), _place(above)
     shift = max(0, (max(last_i - i, last_j - j) // across).bit_length() - 1)
     while (last_i >> shift) - (i >> shift) >= across or (last_j >> shift) - (j >> shift) >= across:
@@ -109,10 +113,8 @@ def _spans_on(face: int, middle: Vector, tangent: float, across: int) -> list[tu
         least = (b * y - math.sqrt(max(0.0, square - flat * y * y))) / a
         if u + least - MARGIN > _EDGE or u + farthest + MARGIN < -_EDGE:
             continue
-        for column in range(
-            _place(u + least - MARGIN) >> shift, (_place(u + farthest + MARGIN) >> shift) + 1
-        ):
-            first = leaf_of(face, column << shift, row << shift) & -whole
+        for column in range(place(u + least - MARGIN) >> shift, (place(u + farthest + MARGIN) >> shift) + 1):
+            first = least_of(face, column << shift, row << shift, shift)
             spans.append((first + 1, first + whole - 1))
             lsb = whole << 1
             while lsb <= _FACE:
