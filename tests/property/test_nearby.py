@@ -174,6 +174,11 @@ def test_nor_is_who_is_at_the_other_end_of_the_globe(seed: int) -> None:
     place = point(lon, lat, "geographic")
     check(nearest_points(place, xs, ys, 2), distances(place, xs, ys), 2, exact=True)
     assert np.isfinite(nearest_points(place, xs, ys, 2)).sum() >= 2
+    if abs(lat) < 80 and abs(opposite) < 179:  # triangles with a corner there
+        corners = [[opposite, -lat], [opposite + 0.1, -lat], [opposite, -lat + 0.1], [opposite, -lat]]
+        rings = Rings(np.array(corners * 3), np.full(3, 4), "geographic")
+        check(ring_distances(place, rings, 2), ring_distances(place, rings), 2, exact=False)
+        assert np.isfinite(ring_distances(place, rings, 2)).sum() >= 2
 
 
 def check(found: Any, every: Any, wanted: int, *, exact: bool) -> None:

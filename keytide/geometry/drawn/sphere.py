@@ -81,7 +81,7 @@ def farthest_of(chord2: Floats, wanted: int) -> float:
     known."""
     chord = math.sqrt(min(4.0, float(np.partition(chord2, wanted - 1)[wanted - 1])))
     angle = 2 * math.asin(chord / 2) * (1 + SPHEROID_SLACK) / (1 - SPHEROID_SLACK) + ROUNDING
-    return chord2_of(angle)
+    return chord2_of(angle) if angle < math.pi else math.inf  # (a chord may come out as a little too long)
 
 
 def normals(start: Floats, end: Floats) -> Floats:
