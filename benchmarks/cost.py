@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -61,13 +63,18 @@ def _of(result: Result, statements: tuple[str, ...], documents: int) -> None:
 def taken(folder: Path) -> dict[str, int]:
     """Bytes that are taken of disks below a cluster's folder: by topic, and by node."""
     found: dict[str, int] = defaultdict(int)
-    for at, _, files in os.walk(folder):
-        parts = Path(at).relative_to(folder).parts
+    for parts, size in folders_taken(folder):
         topic = _PARTITION.fullmatch(parts[-1]) if len(parts) > 1 and parts[0].startswith("kafka") else None
-        what = f"topic {topic.group(1)}" if topic else (parts[0] if parts else "cluster")
-        for name in files:
-            try:
-                found[what] += os.stat(os.path.join(at, name)).st_blocks * 512
-            except FileNotFoundError:
-                pass  # (segments and deltas come and go)
+        found[f"topic {topic.group(1)}" if topic else (parts[0] if parts else "cluster")] += size
     return found
+
+
+def folders_taken(folder: Path) -> Iterator[tuple[tuple[str, ...], int]]:
+    """The folders below one, by their names from there, and what the files of each take of disks, bytes."""
+    for at, _, files in os.walk(folder):
+        size = 0
+        for name in files:
+            with suppress(FileNotFoundError):  # (segments and deltas come and go)
+                size += os.stat(os.path.join(at, name)).st_blocks * 512
+        if files:
+            yield Path(at).relative_to(folder).parts, size

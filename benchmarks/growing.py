@@ -7,10 +7,10 @@ is folded.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from typing import Final
 
+from benchmarks.cost import folders_taken
 from benchmarks.documents import PARTITIONS
 from benchmarks.harness import Bench, Result, machine_state, percentiles, say
 from benchmarks.latency import probes, scans
@@ -70,19 +70,12 @@ def held_bytes(bench: Bench) -> Counter[str]:
     """Bytes that are taken of disks: by what is base, delta and whatever else of slices (undo journals), and
     Kafka's topics."""
     found: Counter[str] = Counter()
-    for at, _, files in os.walk(bench.folder):
-        parts = os.path.relpath(at, bench.folder).split(os.sep)
+    for parts, size in folders_taken(bench.folder):
         where = next((one for one in parts if one == "base" or one.startswith("delta-")), "")
-        if parts[0].startswith("kafka"):
+        if parts and parts[0].startswith("kafka"):
             topic = parts[-1].rpartition("-")[0]
-            what = "queue" if ".mutations." in topic else ("source" if topic == TOPIC else "other topics")
-        elif parts[0].startswith("node"):
-            what = where.partition("-")[0] or "other of slices"
-        else:
-            continue
-        for name in files:
-            try:
-                found[what] += os.stat(os.path.join(at, name)).st_blocks * 512
-            except FileNotFoundError:
-                pass  # (segments and deltas come and go)
+            what = "source" if topic == TOPIC else "other topics"
+            found["queue" if ".mutations." in topic else what] += size
+        elif parts and parts[0].startswith("node"):
+            found[where.partition("-")[0] or "other of slices"] += size
     return found
