@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from keytide.catalog.partitioning import Partitioning
 from keytide.errors import invariant
 from keytide.wire.columns import cut_segment, hashes_of, heard_hashes, pack_puts
-from keytide.wire.messages import Heard, Puts, Segment, Skip
+from keytide.wire.messages import Puts, Segment, Skip
 from router.recipients import BatchDocuments, SliceDocuments
 
 NO_HASHES: Final[npt.NDArray[np.uint64]] = np.zeros(0, np.uint64)
@@ -119,36 +119,14 @@ def route(
 
 
 def segments(
-    entries: Entries,
-    rule: Partitioning,
-    *,
-    partition: int,
-    epoch: int,
-    start: int,
-    end: int,
-    heard: Heard | None,
-    below: int = -1,
+    entries: Entries, rule: Partitioning, empty: Segment, batch: BatchDocuments, *, by_id: bool = False
 ) -> list[Segment]:
-    """One segment per slice, in slice order, each of which hears every document; a sync message where there
-    is nothing to say.
+    """One segment per slice, in slice order; a sync message where there is nothing to say.
 
     Args:
         rule: of the index.
-        partition, epoch, start, end, heard, below: of the batch that was projected.
-    """
-    empty = Segment(partition, epoch, start, end, below=below)
-    return filled(empty, entries, rule, BatchDocuments(heard), by_id=False)
-
-
-def filled(
-    empty: Segment, entries: Entries, rule: Partitioning, batch: BatchDocuments, *, by_id: bool
-) -> list[Segment]:
-    """One segment per slice, in slice order.
-
-    Args:
-        empty: the sync message of the batch.
-        rule: of the index.
-        by_id: `IndexRecord.hears_by_id`.
+        empty: the sync message of the batch that was projected.
+        by_id: `IndexRecord.hears_by_id`; else every slice hears every document.
     """
     hashes = NO_HASHES if batch.heard is None else heard_hashes(batch.heard)
     routed = route(entries, rule, hashes)

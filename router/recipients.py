@@ -11,7 +11,7 @@ again or was lost. Nothing is remembered for that, so nothing can be out of date
 What is left out is told all the same: at which offsets there are documents (`Segment.present`), some bytes
 for a whole batch. By that a slice sees what an election has lost (`indexer.slice.mutation_queue`). A release
 before version 6 of the protocol does not read it, so an index has its slices hear less only if it was made
-when everybody spoke that (`IndexRecord.hears_by_id`).
+while that was in use (`IndexRecord.hears_by_id`).
 
 Not built is a cache of where a document's last entries went, by which updates of an index by key would be
 heard by two slices at most: it would be right only where an id has one source partition (ADR 34).

@@ -249,6 +249,15 @@ def _add_cluster(app: FastAPI, access: LeaderAccess, url: str) -> None:
             lambda leader, now: views.cluster(leader, access.service.settings.kafka.bootstrap, url, now)
         )
 
+    @app.post("/v1/cluster/upgrade", tags=["cluster"], summary="Use the newest version of the protocol")
+    async def upgrade() -> Any:
+        """What every node, projector and driver must speak; who speaks less ends from then on, gateways and
+        coordinators that stand by among them, and nobody can go back to the release before. Answers with
+        `message`, and `protocol` as `GET /v1/cluster`."""
+        outcome = await access.change(lambda commands, now: commands.upgrade(now))
+        protocol = await access.look(lambda leader, _: views.protocol(leader))
+        return {"message": outcome.message, "protocol": protocol}
+
     @app.get("/v1/nodes", tags=["cluster"], summary="Indexer nodes")
     async def nodes() -> Any:
         return await access.look(views.nodes)

@@ -40,15 +40,6 @@ def add_moves(app: FastAPI, access: LeaderAccess) -> None:
         nodes = await access.look(views.nodes)
         return next(one for one in nodes if one["id"] == node)
 
-    @app.post("/v1/cluster/upgrade", tags=["cluster"], summary="Use the newest version of the protocol")
-    async def upgrade() -> Any:
-        """What every node, projector and driver must speak; who speaks less ends from then on, gateways and
-        coordinators that stand by among them, and nobody can go back to the release before. Answers with
-        `message`, and `protocol` as `GET /v1/cluster`."""
-        outcome = await access.change(lambda commands, now: commands.upgrade(now))
-        protocol = await access.look(lambda leader, _: views.protocol(leader))
-        return {"message": outcome.message, "protocol": protocol}
-
     @app.post("/v1/rebalance", tags=["cluster"], status_code=202, summary="Spread slices over the nodes")
     async def rebalance(response: Response, body: RebalanceBody | None = None) -> Any:
         """Copies move until nodes have about as many entries each, a few at a time; scans and writes go on.

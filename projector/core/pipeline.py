@@ -23,7 +23,7 @@ from keytide.wire.messages import QUEUE_UNAVAILABLE, Segment, SegmentBatch, enco
 from keytide.wire.parts import split
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from projector.progress.events import Key, Reached
-from router.core import bounded, filled
+from router.core import bounded, segments
 from router.recipients import BatchDocuments
 
 _SPAN = 2**31
@@ -222,7 +222,7 @@ class Pipeline:
                     self.outcomes[id_].update(entries.left_out)
                 if entries.skips:
                     self.outcomes[id_].update(skip.reason for skip in entries.skips)
-                routed = filled(empty, entries, rules[id_], documents, by_id=id_ in by_id)
+                routed = segments(entries, rules[id_], empty, documents, by_id=id_ in by_id)
                 for some, segment in zip(slices, routed, strict=True):
                     some.append(segment)
                 heard = sum(segment.heard.count for segment in routed if segment.heard)

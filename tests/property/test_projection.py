@@ -28,6 +28,7 @@ from keytide.wire.messages import Segment
 from projector.core.decoding import DocumentReader
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router.core import segments, slices_of, split_segment
+from router.recipients import BatchDocuments
 from tests import share
 from tests.property.naive_projection import LeaveOut, SkipDocument, entries
 
@@ -322,7 +323,7 @@ def some_segments(draw: st.DrawFn) -> list[Segment]:
     batch = project(SourceBatch(3, 7, start, end, offsets, list(ids), documents, times), plan)
     spread = draw(st.sampled_from([(), (), (2,), (1, 2)]))
     rule = Partitioning(sum(spread) or draw(st.integers(1, 3)), spread=spread)
-    return segments(batch.indexes["i"], rule, partition=3, epoch=7, start=start, end=end, heard=batch.heard)
+    return segments(batch.indexes["i"], rule, Segment(3, 7, start, end), BatchDocuments(batch.heard))
 
 
 def unpacked(segment: Segment) -> tuple[list[Any], list[Any]]:

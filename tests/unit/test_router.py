@@ -26,7 +26,7 @@ from keytide.wire.columns import (
 )
 from keytide.wire.messages import Segment
 from projector.core.projection import KeyspacePlan, ProjectedBatch, SourceBatch, project
-from router.core import bounded, filled, route, segment_bytes, segments, slices_of, split_segment
+from router.core import bounded, route, segment_bytes, segments, slices_of, split_segment
 from router.recipients import BatchDocuments
 
 SLICES = 4
@@ -46,15 +46,8 @@ def projected(count: int, *, statement: str = "CREATE INDEX i ON k (city)", bad:
 
 
 def segments_of(batch: ProjectedBatch, slices: int = SLICES) -> list[Segment]:
-    return segments(
-        batch.indexes["i"],
-        Partitioning(slices),
-        partition=batch.partition,
-        epoch=batch.epoch,
-        start=batch.start,
-        end=batch.end,
-        heard=batch.heard,
-    )
+    empty = Segment(batch.partition, batch.epoch, batch.start, batch.end)
+    return segments(batch.indexes["i"], Partitioning(slices), empty, BatchDocuments(batch.heard))
 
 
 def test_entries_go_to_the_slice_of_their_partition_key_in_order() -> None:
@@ -112,7 +105,7 @@ def narrowed(statement: str, count: int, bad: int = 0) -> tuple[ProjectedBatch, 
     assert isinstance(parsed, CreateIndex)
     rule, empty = Partitioning.of(parsed.definition), Segment(2, 5, batch.start, batch.end)
     found = [
-        filled(empty, batch.indexes["i"], rule, BatchDocuments(batch.heard), by_id=by_id)
+        segments(batch.indexes["i"], rule, empty, BatchDocuments(batch.heard), by_id=by_id)
         for by_id in (True, False)
     ]
     return batch, found[0], found[1]
@@ -172,7 +165,7 @@ def test_entries_that_are_routed_otherwise_than_by_ids_are_not_sent() -> None:
     batch = projected(50)
     rule, empty = Partitioning(4, raw_id=True), Segment(2, 5, batch.start, batch.end)
     with pytest.raises(InvariantViolationError, match="RoutedByIds"):
-        filled(empty, batch.indexes["i"], rule, BatchDocuments(batch.heard), by_id=True)
+        segments(batch.indexes["i"], rule, empty, BatchDocuments(batch.heard), by_id=True)
 
 
 @pytest.mark.parametrize(("width", "form"), [(90, b"b"), (90_000, b"r")])
@@ -188,7 +181,7 @@ def test_what_a_slice_does_not_hear_is_there_all_the_same(width: int, form: byte
     source = SourceBatch(2, 5, 1_000, end, offsets, ids, [b"{}"] * 40, [7 + at for at in offsets])
     batch = project(source, KeyspacePlan([("i", parsed.definition)]))
     empty, rule = Segment(2, 5, 1_000, end), Partitioning.of(parsed.definition)
-    made = filled(empty, batch.indexes["i"], rule, BatchDocuments(batch.heard), by_id=True)
+    made = segments(batch.indexes["i"], rule, empty, BatchDocuments(batch.heard), by_id=True)
     assert {bool(segment.heard) for segment in made} == {True, False}
     for segment in made:
         assert segment.present[:1] == form

@@ -34,9 +34,11 @@ from keytide.query.parse.statement import parse_query
 from keytide.query.plan.choose import described
 from keytide.query.plan.plan import Candidate, Plan, plan_on
 from keytide.wire.index_lists import WrittenSlice, WrittenValue
+from keytide.wire.messages import Segment
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router.core import segments
 from router.core import slices_of as routed
+from router.recipients import BatchDocuments
 from tests.unit.scan_world import Doc, World
 
 CITY = "CREATE INDEX i ON people (city)"
@@ -200,15 +202,8 @@ def test_one_key_is_spread_over_the_slices_of_its_partition_and_no_others() -> N
     ids = [b"d%d" % number for number in range(600)]
     batch = SourceBatch(0, 0, 0, 600, range(600), list(ids), [b'{"city":"x"}'] * 600, [0] * 600)
     projected = project(batch, KeyspacePlan([("i", of)]))
-    sent = segments(
-        projected.indexes["i"],
-        Partitioning.of(of),
-        partition=0,
-        epoch=0,
-        start=0,
-        end=600,
-        heard=projected.heard,
-    )
+    batch_documents = BatchDocuments(projected.heard)
+    sent = segments(projected.indexes["i"], Partitioning.of(of), Segment(0, 0, 0, 600), batch_documents)
     counts = [0 if one.puts is None else one.puts.count for one in sent]
     expected = Partitioning.of(of).slices_of_value(encode_part("x"))
     assert len(expected) == 3
