@@ -200,7 +200,7 @@ def test_a_node_that_stands_still_holds_up_nobody_else() -> None:
         assert (caught.value.problem_type, caught.value.status) == ("node-unavailable", 504)
 
         stuck: list[int] = []
-        asking = threading.Thread(target=lambda: asyncio.run(ask_all(url, there, 300, stuck)))
+        asking = threading.Thread(target=lambda: asyncio.run(ask_all(url, there, 200, stuck)))
         asking.start()
         wait_for(lambda: waiting(silent) >= 128, "many scans to be stuck")
         answered = 0
@@ -208,9 +208,10 @@ def test_a_node_that_stands_still_holds_up_nobody_else() -> None:
             while not stuck and answered < 20:
                 assert client.page("by_city", equals=here, timeout_ms=2_000).rows == []
                 answered += not stuck
+        early = [*stuck]
         asking.join()
-        assert answered == 20  # all of them while the others were stuck
-        assert stuck == [504] * 300
+        assert stuck == [504] * 200  # (fewer than http.max_waiting, or a slow machine refuses some)
+        assert answered == 20, early  # all of them while the others were stuck
 
 
 async def ask_all(url: str, equals: list[str], count: int, statuses: list[int]) -> None:
