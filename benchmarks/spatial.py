@@ -34,6 +34,8 @@ ROWS: Final = 100
 NEAREST: Final = 10
 QUESTIONS: Final = 500
 SLICES: Final = 8
+IDS: Final = {"columns": ["id"]}
+"""Both are asked for the ids, and how far away the nearest are."""
 _STEP: Final = 0.6180339887498949
 
 Box = tuple[float, float, float, float]
@@ -139,13 +141,13 @@ def _ask(
     connection = connect(bench.cluster.node_urls[0])
     index = f"{kind}_at"
     for box, middle in asked[:50]:  # warm-up
-        timed_scan(connection, index, {"intersects": list(box), "limit": 1_000})
-        timed_scan(connection, index, {"near": {"point": list(middle), "limit": NEAREST}})
+        timed_scan(connection, index, {"intersects": list(box), "limit": 1_000, **IDS})
+        timed_scan(connection, index, {"near": {"point": list(middle), "limit": NEAREST}, **IDS})
     boxes, nearest, found = [], [], []
     for box, middle in asked:
-        took, rows = timed_scan(connection, index, {"intersects": list(box), "limit": 1_000})
+        took, rows = timed_scan(connection, index, {"intersects": list(box), "limit": 1_000, **IDS})
         boxes.append(took)
-        ten, near = timed_scan(connection, index, {"near": {"point": list(middle), "limit": NEAREST}})
+        ten, near = timed_scan(connection, index, {"near": {"point": list(middle), "limit": NEAREST}, **IDS})
         nearest.append(ten)
         found.append(({row["id"] for row in rows}, [row["id"] for row in near]))
     connection.close()
