@@ -25,11 +25,14 @@ PROBES = 300
 
 
 def scan(documents: int = MILLION) -> Result:
-    """Stable scans of 100 rows over HTTP, one connection: all slices on one node."""
+    """Stable scans of 100 rows over HTTP, one connection: all slices on one node. Then of the Python client,
+    to the last row that it has made."""
     result = Result("scan", machine=machine_state())
     with filled(1, documents) as bench:
         with bench.measured(result):
             result.figures.update(percentiles(scans(bench, SCANS)))
+        by_client = percentiles(client_scans(bench, SCANS))
+        result.figures.update({f"client_{one}": value for one, value in by_client.items()})
         result.sizes = {"documents": documents, "rows": 100, "slices": 8, "nodes": 1, "scans": SCANS}
     return result
 
@@ -148,6 +151,19 @@ def scans(bench: Bench, count: int) -> list[float]:
             invariant(len(json.loads(answer)["rows"]) == 100, "BenchmarkScan", "fewer than 100 rows")
     connection.close()
     return samples
+
+
+def client_scans(bench: Bench, count: int) -> list[float]:
+    """The same of the Python client."""
+    chance = random.Random(7)
+    samples: list[float] = []
+    for _ in range(count):
+        question = json.loads(scan_body(chance))
+        began = time.perf_counter()
+        rows = bench.client.page("by_city", **question).rows
+        samples.append((time.perf_counter() - began) * 1000)
+        invariant(len(rows) == 100, "BenchmarkScan", f"{len(rows)} rows, not 100")
+    return samples[count // 10 :]  # (without the warm-up)
 
 
 def probes(bench: Bench, count: int, first: int = 10 * MILLION) -> list[Probe]:
