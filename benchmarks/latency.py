@@ -18,6 +18,7 @@ from benchmarks.documents import CITIES, PARTITIONS, document, document_id, load
 from benchmarks.harness import Bench, Result, machine_state, percentiles, progress_line, say
 from benchmarks.hops import Probe, hops
 from benchmarks.throughput import BY_CITY, MILLION, TOPIC
+from benchmarks.watching import calm
 from keytide.errors import invariant
 
 SCANS = 3_000
@@ -97,6 +98,7 @@ def filled(nodes: int, documents: int) -> Iterator[Bench]:
         bench.create_index(BY_CITY)
         load(bench.bootstrap, TOPIC, range(documents))
         bench.wait_indexed("by_city", bench.ends(TOPIC))
+        calm()
         yield bench
 
 

@@ -21,6 +21,7 @@ from benchmarks.harness import Bench, Result, machine_state, percentiles, say
 from benchmarks.latency import connect, timed_scan
 from benchmarks.peers.postgresql import postgres_programs, postgres_server
 from benchmarks.throughput import MILLION
+from benchmarks.watching import calm
 from keytide.errors import invariant
 from keytide.geometry import point_cell
 
@@ -68,6 +69,7 @@ def spatial(documents: int = MILLION) -> Result:
             result.figures[f"{kind}_documents_per_s"] = rate
             say(f"{kind}: {rate:,} documents/s")
         asked = {kind: list(_questions(count)) for kind, count, _ in kinds}
+        calm()
         answers = {kind: _ask(bench, result, kind, asked[kind]) for kind in asked}
         bench.pause()
         try:
@@ -196,6 +198,7 @@ def _postgis(
         result.sizes["postgis"] = row[0] if row else ""
         for kind, (count, make) in kinds.items():
             _fill(connection, kind, count, make)
+            calm()
             _compare(connection, result, kind, asked[kind], answers[kind])
 
 

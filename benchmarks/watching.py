@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 import psutil
@@ -20,6 +22,10 @@ INTERVAL_S: Final = 0.5
 DRIVER: Final = "streaming."
 """In the command line of a driver: `python -m streaming.backfill --build ...`."""
 MB: Final = 1_000_000
+CALM_S: Final = 1.0
+CALM_SHARE: Final = 0.6
+"""Of a processor: an idle cluster with its Kafka uses up to 0.4."""
+CALM_LIMIT_S: Final = 60.0
 
 
 class Watch:
@@ -83,6 +89,28 @@ class Watch:
                 memory[group] += (resident.rss - resident.shared) // MB
         for name, used in memory.items():
             self.peak_mb[name] = max(used, self.peak_mb.get(name, 0))
+
+
+def calm() -> None:
+    """Wait until what this process has started is done with what it was given: for some seconds more a JVM
+    compiles what it has run, and a node folds. After a minute it is not waited for."""
+    deadline = time.monotonic() + CALM_LIMIT_S
+    used = _used_below()
+    while time.monotonic() < deadline:
+        time.sleep(CALM_S)
+        used, before = _used_below(), used
+        if sum(seconds - before.get(pid, 0.0) for pid, seconds in used.items()) < CALM_SHARE * CALM_S:
+            return
+
+
+def _used_below() -> dict[int, float]:
+    """Processor seconds of all processes that this one has started, and those that they have."""
+    found: dict[int, float] = {}
+    for one in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            times = one.cpu_times()
+            found[one.pid] = times.user + times.system
+    return found
 
 
 def _is_driver(process: psutil.Process) -> bool:

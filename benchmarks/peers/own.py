@@ -10,6 +10,7 @@ from benchmarks.latency import filled, scans
 from benchmarks.peers.spread import KEYTIDE, KEYTIDE_BUILD, KEYTIDE_ONE_NODE, RATE
 from benchmarks.peers.turn import SCANS, range_figures
 from benchmarks.throughput import BY_CITY, TOPIC, check_count, fill, replayed
+from benchmarks.watching import calm
 
 LIVE: Final = "by_city"
 BUILT: Final = "by_city_built"
@@ -30,6 +31,7 @@ def run(documents: int) -> dict[str, dict[str, float]]:
         result = Result("live")
         seconds = replayed(bench, result, [LIVE])
         check_count(bench, LIVE, documents)
+        calm()
         found[KEYTIDE] = _used(result, documents, seconds) | range_figures(percentiles(scans(bench, SCANS)))
         statement = BY_CITY.replace(LIVE, BUILT).replace("slices=8", "slices=8, defer_build=true")
         bench.admin.call("POST", "/v1/statements", {"statement": statement})

@@ -36,7 +36,7 @@ from benchmarks.harness import percentiles
 from benchmarks.peers.spread import POSTGRESQL_COPY
 from benchmarks.peers.turn import ROWS, Turn, begin, range_figures, rate
 from benchmarks.throughput import TOPIC
-from benchmarks.watching import Watch
+from benchmarks.watching import Watch, calm
 from deploy.process import free_ports
 from keytide.errors import RetryableError, invariant
 from keytide.process.parent_death import die_with_parent
@@ -242,6 +242,7 @@ def _ranges(programs: Path, address: str, folder: Path) -> dict[str, float]:
         return {}
     script = folder / "range.sql"
     script.write_text(RANGE)
+    calm()
     return range_figures(percentiles(pgbench(program, address, script, 1, RANGES_S, folder)))
 
 

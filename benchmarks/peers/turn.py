@@ -31,7 +31,7 @@ from benchmarks.harness import percentiles, progress_line
 from benchmarks.patience import limit
 from benchmarks.peers.spread import RATE
 from benchmarks.throughput import TOPIC
-from benchmarks.watching import Watch
+from benchmarks.watching import Watch, calm
 from deploy.kafka import EmbeddedKafka
 from deploy.process import ChildDiedError, ChildProcess, NotReadyError
 from keytide.errors import invariant
@@ -166,6 +166,7 @@ def ranges(ask: Callable[[str, int], Sequence[object]]) -> dict[str, float]:
     Args:
         ask: given the first city and the number of rows, gives the rows.
     """
+    calm()
     chance = random.Random(7)
     samples: list[float] = []
     for number in range(WARM_UP + SCANS):

@@ -35,8 +35,8 @@ there is a fresh Kafka with one topic of 8 partitions. It is filled with the sam
 the last document of each partition can be found: in a stable scan of Keytide, in a committed table of
 PostgreSQL, in the store of Kafka Streams. A document of Quix Streams counts when its process has put its
 key into the state, for nobody outside can ask. A range is 100 rows in key order from a random city on, one
-after the other over one connection: asked of Keytide and Kafka Streams over HTTP by a client in Python, of
-PostgreSQL in its own protocol by pgbench, which is C.
+after the other over one connection, once all processes are idle: asked of Keytide and Kafka Streams over
+HTTP by a client in Python, of PostgreSQL in its own protocol by pgbench, which is C.
 
 They do not do the same. Keytide's ranges are one consistent cut of all its slices, and it leaves the
 documents in Kafka. PostgreSQL stores them too, on one node. A range over the stores of Kafka Streams is no

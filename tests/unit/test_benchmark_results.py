@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import harness
+from benchmarks import harness, watching
 from benchmarks.cost import taken
 from benchmarks.harness import Result
 from benchmarks.scan_load import open_loop
@@ -96,3 +98,19 @@ def test_what_is_asked_at_a_rate_counts_from_when_it_was_due() -> None:
     assert found["p99_ms"] > 450
     assert found["p95_ms"] > 300, "those behind it were late as well"
     assert "failed" not in found
+
+
+def test_what_was_started_is_waited_for_until_it_is_idle_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Busy in two looks, idle in the third; and then busy for ever."""
+    looks = [{1: 5.0}, {1: 6.0}, {1: 6.2, 2: 0.8}, {1: 6.4, 2: 0.9}]
+    monkeypatch.setattr(watching, "_used_below", lambda: looks.pop(0))
+    clock = SimpleNamespace(monotonic=itertools.count().__next__, sleep=lambda _: None)
+    monkeypatch.setattr(watching, "time", clock)
+    watching.calm()
+    assert looks == []
+    busy = itertools.count()
+    monkeypatch.setattr(watching, "_used_below", lambda: {1: float(next(busy))})
+    watching.calm()
+    assert next(busy) >= watching.CALM_LIMIT_S
