@@ -97,15 +97,19 @@ class InstructionExecutor(QueueWorker[Instruction | ReplyWhenDone]):
     ) -> None:
         super().__init__("executor", failed)
         self._writer = writer
+        self._settings = settings
         self._work = KafkaAdminWork(settings)
         self._supervisor = supervisor
         self._post = post
         self._producer: Producer = producer(settings)
         # One of its own, for `_send` waits until everything of its producer has arrived.
-        self._round_ends: Producer = producer(settings, message_timeout_ms=ROUND_END_MS)
+        self._round_ends, self._round_ends_failed = self._make_round_ends(), False
         self._timeout = float(settings.coordinator.request_timeout_s)
         self._removals: list[DeleteTopics] = []
         self._removals_at = 0.0
+
+    def _make_round_ends(self) -> Producer:
+        return producer(self._settings, message_timeout_ms=ROUND_END_MS)
 
     def close(self, limit_s: float | None = None) -> bool:
         self._writer.stop()
@@ -211,13 +215,17 @@ class InstructionExecutor(QueueWorker[Instruction | ReplyWhenDone]):
             raise KafkaUnavailableError(f"the end of a build cannot be sent: {error}") from error
         left = self._producer.flush(self._timeout)
         if errors or left:
+            self._producer = producer(self._settings)  # (this one may have lost its brokers for good)
             raise KafkaUnavailableError(f"the end of a build is not delivered: {errors or 'no answer'}")
 
     def _send_once(self, job: SendBuildEnd) -> None:
         def delivered(error: KafkaError | None, record: Message) -> None:
             if error is not None:
                 log.warning("the end of a repair's round did not reach %s: %s", record.topic(), error)
+                self._round_ends_failed = True
 
+        if self._round_ends_failed:  # (it may have lost its brokers for good)
+            self._round_ends, self._round_ends_failed = self._make_round_ends(), False
         try:
             for topic, partition, message in job.messages:
                 self._round_ends.produce(topic, encode(message), partition=partition, on_delivery=delivered)

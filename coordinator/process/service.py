@@ -58,7 +58,7 @@ from keytide.catalog.table_origin import TableOrigin
 from keytide.errors import KeytideError, RetryableError
 from keytide.kafka.admin import KafkaUnavailableError
 from keytide.kafka.identity import KafkaIdentity
-from keytide.kafka.topics import producer
+from keytide.kafka.topics import lasting_producer
 from keytide.model.health import Verdict
 from keytide.model.topics import Topics
 from keytide.process.clock import now_ms, wall_ms
@@ -111,12 +111,13 @@ class CoordinatorService:
         self._maintenance = Maintenance(settings, self._inbox.append, failed)
         self._topic_ids = TopicIds(settings, self._inbox.append, failed)
         self._load_requests = LoadRequests(settings, self._inbox.append, failed)
-        self._control = producer(settings, message_timeout_ms=5_000)
         self._reports = HeardTopics(settings)
         self._loop = Worker("control", failed, self._run)
         self._stopping = self._loop.stopping
         self._sources = SourceWatcher(settings, self._supervisor, self._inbox.append, failed)
         self._identity = KafkaIdentity(settings)
+        confirmed = self._identity.confirmed
+        self._control = lasting_producer(settings, self.topics.control, confirmed, message_timeout_ms=5_000)
         self.standby = Standby(settings, self._stopping, self._identity.check)
         self._leader: Leader | None = None
         self._answered = time.monotonic()
@@ -201,7 +202,7 @@ class CoordinatorService:
             now_ms(),
         )
         self._carry_out(self._leader.handle(recovered))
-        self._control.poll(0)
+        self._control.poll()
         for client in (self._reports, self._control):
             client.hand_over()
         self._loop.open()
@@ -303,7 +304,7 @@ class CoordinatorService:
             wait = 0 if self._inbox else min(leader.stability.next_due(now_ms()), LONGEST_POLL_MS)
             for message in self._reports.poll(REPORTS_PER_TURN, wait / 1000):
                 self._hear(leader, message)
-            self._control.poll(0)
+            self._control.poll()
             while self._inbox:
                 self._take(leader, self._inbox.popleft())
             now = now_ms()
@@ -331,7 +332,7 @@ class CoordinatorService:
             log.error("%s offset %s is left out: %s", message.topic(), message.offset(), problem)
             return
         self._carry_out(leader.handle(Reported(report, now_ms())))
-        self._control.poll(0)
+        self._control.poll()
 
     def _see_term(self, leader: Leader, value: bytes) -> None:
         record = msgspec.json.decode(value, type=TermRecord)

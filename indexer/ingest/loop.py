@@ -74,7 +74,7 @@ class Ingest:
         self._catalog = CatalogReader(settings)
         self._identity = KafkaIdentity(settings)
         self._consumer = NodeConsumer(settings, self._identity.confirmed)
-        self._reporter = NodeReporter(settings, folder.node_id, url, now_ms())
+        self._reporter = NodeReporter(settings, folder.node_id, url, now_ms(), self._identity.confirmed)
         self._folds = FoldWorker(settings.indexer.stall_s)
         self._copies = copy_worker(settings, node, metrics)
         self._hosting = Hosting(

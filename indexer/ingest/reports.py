@@ -8,7 +8,7 @@ from collections.abc import Callable
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from indexer.hosting.slice_runner import SliceKey
-from keytide.kafka.topics import producer
+from keytide.kafka.topics import lasting_producer
 from keytide.model.protocol import FIRST_PROTOCOL, SPOKEN
 from keytide.model.topics import Topics
 from keytide.process.sync_points import reach
@@ -32,11 +32,16 @@ class NodeReporter:
     Args:
         url: where the node serves scans.
         started_at: milliseconds.
+        confirmed: as `BrokerWatch`.
     """
 
-    def __init__(self, settings: Settings, node: str, url: str, started_at: int) -> None:
-        self._producer = producer(settings, queue_buffering_max_messages=_QUEUE_MESSAGES)
+    def __init__(
+        self, settings: Settings, node: str, url: str, started_at: int, confirmed: Callable[[int], bool]
+    ) -> None:
         self._topic = Topics(settings.cluster).reports
+        self._producer = lasting_producer(
+            settings, self._topic, confirmed, queue_buffering_max_messages=_QUEUE_MESSAGES
+        )
         self._node = node
         self._url = url
         self._zone = settings.indexer.zone
@@ -87,7 +92,7 @@ class NodeReporter:
 
     def poll(self) -> None:
         """Let delivery reports be heard."""
-        self._producer.poll(0)
+        self._producer.poll()
 
     def close(self) -> None:
         """Send what waits, for a moment."""
@@ -106,7 +111,7 @@ class NodeReporter:
                 lost()
 
         try:
-            self._producer.produce(self._topic, value=data, key=self._node.encode(), on_delivery=delivered)
+            self._producer.produce(self._topic, data, key=self._node.encode(), on_delivery=delivered)
         except BufferError:
             log.warning("a report is dropped: Kafka takes none")
             lost()

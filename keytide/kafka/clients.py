@@ -31,6 +31,11 @@ log = logging.getLogger(__name__)
 CLOSE_S: Final = 30.0
 """For the answers that are open when an admin client is closed: no request of ours may take longer."""
 
+BROKER_STATISTICS: Final[dict[str, Any]] = {"statistics_interval_ms": 5_000}
+"""For `has_broker`. Only for a client that is polled all the time: librdkafka keeps what nobody takes."""
+_UP: Final = '"state":"UP"'
+"""Of a broker (a consumer group's state is written in small letters)."""
+
 _kept: Final[list[AdminClient]] = []
 """Admin clients that cannot be destroyed: answers are owed to them."""
 
@@ -99,14 +104,47 @@ def _looking(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+class _Brokers:
+    """What a client's statistics say of its brokers."""
+
+    up = True
+
+    def heard(self, statistics: str) -> None:
+        self.up = _UP in statistics
+
+
 @_guarded
 class Consumer(_OneThread, confluent_kafka.Consumer):
     """A consumer of one thread."""
+
+    def __init__(self, config: dict[str, Any], **options: Any) -> None:
+        self._brokers = _Brokers()
+        super().__init__(_telling(config, self._brokers), **options)
+
+    @property
+    def has_broker(self) -> bool:
+        """As `Producer.has_broker`."""
+        return self._brokers.up
 
 
 @_guarded
 class Producer(_OneThread, confluent_kafka.Producer):
     """A producer of one thread."""
+
+    def __init__(self, config: dict[str, Any], **options: Any) -> None:
+        self._brokers = _Brokers()
+        super().__init__(_telling(config, self._brokers), **options)
+
+    @property
+    def has_broker(self) -> bool:
+        """Whether a connection to a broker is open, by the newest statistics that it was polled for; true of
+        a client without `BROKER_STATISTICS`."""
+        return self._brokers.up
+
+
+def _telling(config: dict[str, Any], brokers: _Brokers) -> dict[str, Any]:
+    """The configuration of a client that tells of its brokers, if it has statistics."""
+    return {**config, "stats_cb": brokers.heard} if config.get("statistics.interval.ms") else config
 
 
 @_guarded

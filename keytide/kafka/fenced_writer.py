@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 TRANSACTION_TIMEOUT_MS: Final = 10_000
 """Kafka ends a transaction that is open for longer: readers wait no longer than this for one that its writer
 died in."""
+IN_VAIN: Final = 4
+"""After so many time-outs in a row another client goes on: this one may have lost its brokers for good
+(`keytide.kafka.broker_watch`)."""
 _FENCED: Final = frozenset(
     {
         KafkaError._FENCED,
@@ -75,6 +78,7 @@ class FencedWriter:
         self._end = -1
         self._producer = self._make()
         self._fenced = False
+        self._in_vain = 0
         self.shut_out = False
 
     def _make(self) -> Producer:
@@ -134,6 +138,7 @@ class FencedWriter:
                 raise ShutOutError(str(error.str())) from failure
             with contextlib.suppress(KafkaException):  # what cannot be aborted now will be by its time-out
                 self._producer.abort_transaction(TRANSACTION_TIMEOUT_MS / 1000)
+            self._failed()
             raise KafkaUnavailableError(f"{self._topic} is not written yet: {error}") from failure
         return self._end
 
@@ -152,8 +157,23 @@ class FencedWriter:
                 if not error.retriable() or error.txn_requires_abort() or self._stopping.is_set():
                     raise
                 log.warning("the outcome of a transaction is not known yet: %s", error)
+                self._failed()
             else:
+                self._in_vain = 0
                 return
+
+    def _failed(self) -> None:
+        """Count what was in vain.
+
+        Raises:
+            ShutOutError: it is too much.
+        """
+        self._in_vain += 1
+        if self._in_vain >= IN_VAIN:
+            self._in_vain, self.shut_out = 0, True
+            raise ShutOutError(
+                f"{self._topic} was not written {IN_VAIN} times in a row: a new client goes on"
+            )
 
     def hand_over(self) -> None:
         """Another thread writes from now on."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -35,8 +35,10 @@ from keytide.kafka.admin import (
     describe_topics,
     list_offsets,
 )
-from keytide.kafka.clients import AdminClient, Consumer, Producer
+from keytide.kafka.broker_watch import BrokerWatch
+from keytide.kafka.clients import BROKER_STATISTICS, AdminClient, Consumer, Producer
 from keytide.kafka.end_watch import EndWatch
+from keytide.kafka.lasting_producer import LastingProducer
 from keytide.kafka.log_repeats import Repeats
 from keytide.model.topics import Topics
 from keytide.settings.settings import Settings
@@ -91,6 +93,19 @@ def producer(settings: Settings, **overrides: Any) -> Producer:
         **overrides,
     }
     return Producer(client_config(settings, **config), logger=log)
+
+
+def lasting_producer(
+    settings: Settings, topic: str, confirmed: Callable[[int], bool], **overrides: Any
+) -> LastingProducer:
+    """As `producer`, for as long as the process lives.
+
+    Args:
+        topic: what it writes to, for the log.
+        confirmed: as `BrokerWatch`.
+    """
+    options = {**BROKER_STATISTICS, **overrides}
+    return LastingProducer(lambda: producer(settings, **options), topic, BrokerWatch(confirmed))
 
 
 def drain(source: Consumer, limit: int, timeout: float, linger: float = 0.0) -> list[Message]:

@@ -24,6 +24,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from threading import Event as Flag
 
 from confluent_kafka import KafkaException
@@ -31,6 +32,7 @@ from confluent_kafka import KafkaException
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import IndexRecord
 from keytide.kafka.admin import KafkaUnavailableError
+from keytide.kafka.broker_watch import BrokerWatch
 from keytide.process.clock import now_ms
 from keytide.process.sync_points import reach
 from keytide.settings.settings import Settings
@@ -91,8 +93,10 @@ class Projector:
         self._catalog = transport.catalog()
         self._identity = transport.identity()
         self._pipeline = pipeline
-        self._sender = QueueSender(settings, transport, self._delivered, clock)
-        self._reporter = report.ProjectorReporter(settings, transport, pipeline.sender, clock, now_ms)
+        watch = partial(BrokerWatch, self._identity.confirmed, clock, now_ms, waits.brokers_lost)
+        self._sender = QueueSender(settings, transport, self._delivered, watch, clock)
+        self._reporter = report.ProjectorReporter(settings, transport, pipeline.sender, watch, clock, now_ms)
+        self._brokers = watch()
         self._members = Membership(
             settings,
             transport,
@@ -170,6 +174,9 @@ class Projector:
         self._sender.poll(0)
         if self._members.source.seeking_for > self._waits.seek_limit:
             log.warning("joining the group anew")
+            self._members.rejoin()
+        if self._brokers.is_lost(self._members.source):
+            log.error("the source's client has lost all brokers: joining the group with a new one")
             self._members.rejoin()
         if now >= self._next_catalog:
             self._next_catalog = now + CATALOG_INTERVAL_S

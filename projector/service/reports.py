@@ -17,6 +17,8 @@ from prometheus_client import Counter as Metric
 from prometheus_client import Gauge
 
 from keytide.catalog.catalog import Catalog
+from keytide.kafka.broker_watch import BrokerWatch
+from keytide.kafka.lasting_producer import LastingProducer
 from keytide.model.protocol import SPOKEN
 from keytide.model.topics import Topics
 from keytide.settings.settings import Settings
@@ -57,6 +59,7 @@ class ProjectorReporter:
         settings: which cluster's topics.
         transport: makes the producer.
         projector: this projector's name, unique per process start.
+        watch: makes the watch of its client.
         clock: seconds, monotonic.
         now_ms: milliseconds since the epoch.
 
@@ -70,6 +73,7 @@ class ProjectorReporter:
         settings: Settings,
         transport: Transport,
         projector: str,
+        watch: Callable[[], BrokerWatch],
         clock: Callable[[], float],
         now_ms: Callable[[], int],
     ) -> None:
@@ -78,7 +82,9 @@ class ProjectorReporter:
         self._projector = projector
         self._clock, self._now_ms = clock, now_ms
         self._topic = Topics(settings.cluster).reports
-        self._producer = transport.producer(queue_buffering_max_messages=10_000)
+        self._producer = LastingProducer(
+            lambda: transport.producer(queue_buffering_max_messages=10_000), self._topic, watch()
+        )
         self._ends: dict[Key, int] = {}
         """Ends that were met and not passed since."""
         self._fresh_at: dict[Key, int] = {}

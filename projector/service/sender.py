@@ -26,6 +26,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
+from keytide.kafka.broker_watch import BrokerWatch
+from keytide.kafka.lasting_producer import LastingProducer, MessageProducer
 from keytide.model.topics import Topics
 from keytide.settings.settings import Settings
 from projector.service.transport import Transport
@@ -61,6 +63,7 @@ class QueueSender:
         transport: makes the producer.
         done: called with (poll, index, messages, error) when messages are in their queue (error None), or
             never will be.
+        watch: makes the watch of its client.
         clock: seconds, monotonic.
     """
 
@@ -69,12 +72,14 @@ class QueueSender:
         settings: Settings,
         transport: Transport,
         done: Callable[[int, int, str | None], None],
+        watch: Callable[[], BrokerWatch],
         clock: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._transport = transport
         self._topics = Topics(settings.cluster)
         self._done = done
+        self._watch = watch
         self._clock = clock
         self._queues: dict[tuple[str, int], _Queue] = {}
         self._pending: dict[str, Counter[int]] = {}
@@ -90,7 +95,10 @@ class QueueSender:
     def _open(self) -> None:
         # No linger: what comes here is a batch by itself. librdkafka sends a request for each partition, and
         # a broker answers those of a connection in turn: progress waits for as many as there are slices.
-        self._producer = self._transport.producer(
+        self._producer = LastingProducer(self._make, "the queues", self._watch())
+
+    def _make(self) -> MessageProducer:
+        return self._transport.producer(
             compression_type=COMPRESSION,
             queue_buffering_max_messages=100_000,
             queue_buffering_max_kbytes=2 * IN_FLIGHT_BYTES // 1024,
@@ -206,4 +214,4 @@ class QueueSender:
 
     def flush(self, timeout: float) -> bool:
         """Wait until everything is acknowledged; whether it is."""
-        return self._producer.flush(timeout) == 0
+        return self._producer.flush(timeout)

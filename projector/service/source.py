@@ -95,6 +95,10 @@ class GroupMember:
 
     # --- membership
 
+    @property
+    def has_broker(self) -> bool:
+        return self._consumer.has_broker
+
     def subscribe(self, topics: Sequence[str]) -> None:
         """Read these topics from now on (none leaves the group)."""
         wanted = sorted(topics)

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, Protocol, overload
 
-from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka import Message, TopicPartition
 
 from keytide.catalog.catalog import Catalog
 from keytide.kafka import history as kafka_history
 from keytide.kafka import topics as kafka
+from keytide.kafka.clients import BROKER_STATISTICS
 from keytide.kafka.identity import KafkaIdentity
+from keytide.kafka.lasting_producer import MessageProducer
 from keytide.model.log_history import LogHistory
 from keytide.model.timestamp import Place
 from keytide.settings.settings import Settings
@@ -24,6 +26,9 @@ from keytide.settings.settings import Settings
 class GroupConsumer(Protocol):
     """A member of a consumer group (`confluent_kafka.Consumer`). Callbacks run within `consume` and
     `close`."""
+
+    @property
+    def has_broker(self) -> bool: ...
 
     def subscribe(
         self,
@@ -65,24 +70,6 @@ class GroupConsumer(Protocol):
     def close(self) -> None: ...
 
 
-class MessageProducer(Protocol):
-    """An idempotent producer (`confluent_kafka.Producer`). Callbacks run within `poll` and `flush`."""
-
-    def produce(
-        self,
-        topic: str,
-        value: bytes,
-        *,
-        key: str | None = ...,
-        partition: int = ...,
-        on_delivery: Callable[[KafkaError | None, Message], None] | None = ...,
-    ) -> None: ...
-
-    def poll(self, timeout: float) -> int: ...
-
-    def flush(self, timeout: float) -> int: ...
-
-
 class CatalogFollower(Protocol):
     """Follows the metadata topic (`keytide.kafka.topics.CatalogReader`)."""
 
@@ -103,6 +90,8 @@ class IdentityCheck(Protocol):
     def open(self) -> object: ...
 
     def check(self) -> None: ...
+
+    def confirmed(self, since: int) -> bool: ...
 
     def close(self) -> None: ...
 
@@ -146,10 +135,10 @@ class KafkaTransport:
         self._settings = settings
 
     def consumer(self, group: str, **options: Any) -> GroupConsumer:
-        return kafka.consumer(self._settings, group=group, **options)
+        return kafka.consumer(self._settings, group=group, **BROKER_STATISTICS, **options)
 
     def producer(self, **options: Any) -> MessageProducer:
-        return kafka.producer(self._settings, **options)
+        return kafka.producer(self._settings, **BROKER_STATISTICS, **options)
 
     def catalog(self) -> CatalogFollower:
         return kafka.CatalogReader(self._settings)

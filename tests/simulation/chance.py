@@ -58,6 +58,8 @@ WEATHER: tuple[str, ...] = (
     "late-answers",
 )
 """Faults that strike whatever goes on."""
+BROKERS_LOST = "brokers-lost"
+"""A client of a projector is without brokers for good, now and then, where a plan says so."""
 FAULTS: tuple[str, ...] = (*STRIKES, *LOSSES, *WEATHER)
 MISHAPS: tuple[str, ...] = ("killed", "clock-jump", "full-anywhere")
 """Faults amid what a process does (`mishaps`); the first two are steps."""

@@ -23,6 +23,7 @@ from confluent_kafka import (
 
 from keytide.model.timestamp import Place
 from projector.progress.commits import Committed, decode_metadata
+from tests.simulation.chance import BROKERS_LOST
 from tests.simulation.source import KEYSPACE, Log
 
 if TYPE_CHECKING:
@@ -148,6 +149,8 @@ class SimConsumer:
         self, world: World, life: Life, on_commit: Callable[[KafkaError | None, list[TopicPartition]], None]
     ) -> None:
         self.name = life.name
+        self.has_broker = True
+        """Without one it hears nothing, and nobody hears it."""
         self._world, self._life, self._on_commit = world, life, on_commit
         self._callbacks: dict[str, _Callback] | None = None
         self._fetchers: dict[int, _Fetcher] = {}
@@ -250,6 +253,11 @@ class SimConsumer:
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         world, chance = self._world, self._world.chance
         world.mishaps.pass_by(self._life.name)
+        if self.has_broker and world.fault(BROKERS_LOST, 0.02):
+            self.has_broker = False
+            world.seen["brokers lost"] += 1
+        if not self.has_broker:
+            return []
         late = world.storm and bool(self._news or self._answers) and chance.below(3) == 0
         if not late:
             self._hear()
@@ -348,7 +356,7 @@ class SimConsumer:
     # --- commits
 
     def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
-        if self._world.fault("late-answers", 0.1):
+        if not self.has_broker or self._world.fault("late-answers", 0.1):
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         found = []
         for place in partitions:
@@ -359,6 +367,10 @@ class SimConsumer:
 
     def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> Any:
         self._world.mishaps.pass_by(self._life.name)
+        if not self.has_broker:
+            if asynchronous:
+                return offsets
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         generations = [self.generation(place.partition) for place in offsets]
         if not asynchronous:
             error = self._commit(offsets, generations)

@@ -3,6 +3,7 @@ doubled; what came of a message is told within `poll`, in any order."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,6 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from keytide.model.topics import Topics
 from keytide.wire.messages import decode
+from tests.simulation.chance import BROKERS_LOST
 from tests.simulation.kafka import CLUSTER
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class _Waiting(NamedTuple):
 
 
 class SimProducer:
-    """`projector.service.transport.MessageProducer`, of one life of a projector."""
+    """`keytide.kafka.lasting_producer.MessageProducer`, of one life of a projector."""
 
     def __init__(self, world: World, life: Life) -> None:
         self._world, self._life = world, life
@@ -45,19 +47,26 @@ class SimProducer:
         self._waiting: dict[str, list[_Waiting]] = {}
         self._told: list[tuple[OnDelivery, KafkaError | None]] = []
         self._dead = False
+        self.has_broker = True
 
     def produce(
         self,
         topic: str,
         value: bytes,
         *,
-        key: str | None = None,
+        key: str | bytes | None = None,
         partition: int = -1,
         on_delivery: OnDelivery | None = None,
     ) -> None:
         world, clock = self._world, self._world.clock
         world.mishaps.pass_by(self._life.name)
         assert on_delivery is not None
+        if self.has_broker and world.fault(BROKERS_LOST, 0.01):
+            self.has_broker = False
+            world.seen["brokers lost"] += 1
+        if not self.has_broker:
+            self._waiting.setdefault(topic, []).append(_Waiting(partition, value, on_delivery))
+            return
         if topic == TOPICS.reports:
             world.report(decode(value))
             self._told.append((on_delivery, None))
@@ -110,7 +119,7 @@ class SimProducer:
 
     def poll(self, timeout: float) -> int:
         clock = self._world.clock
-        if self._waiting:
+        if self._waiting and self.has_broker:
             self._retry()
         if not self._told and timeout * 1000 >= WAIT_MS:
             clock.run_until(clock.now + round(timeout * 1000))
@@ -133,6 +142,15 @@ class SimProducer:
                 del self._waiting[topic]
                 for one in waiting:
                     self._land(topic, one.partition, one.value, one.done)
+
+    def purge(self) -> None:
+        """What waits is not sent any more."""
+        waiting, self._waiting = self._waiting, {}
+        for one in itertools.chain.from_iterable(waiting.values()):
+            self._told.append((one.done, KafkaError(KafkaError._PURGE_QUEUE)))
+
+    def hand_over(self) -> None:
+        pass
 
     def flush(self, timeout: float) -> int:
         self.poll(0)

@@ -39,7 +39,13 @@ SPATIAL_PART_BYTES = 600
 which come within the time that a slice waits for them."""
 INTERVAL_MS = 100
 WAITS = Waits(
-    hold=0.15, seek_limit=0.6, first_backoff=0.02, longest_backoff=0.2, revoke=0.06, look_up_again=0.1
+    hold=0.15,
+    seek_limit=0.6,
+    first_backoff=0.02,
+    longest_backoff=0.2,
+    revoke=0.06,
+    look_up_again=0.1,
+    brokers_lost=0.5,
 )
 """Scaled to a world whose storm is over after three seconds."""
 """Between commits, and between heartbeats."""
@@ -212,6 +218,9 @@ class SimIdentity:
 
     def check(self) -> None:
         pass
+
+    def confirmed(self, since: int) -> bool:
+        return True
 
     def close(self) -> None:
         pass

@@ -15,13 +15,14 @@ from indexer.store.fold.fold import FoldJob, FoldOutcome, run_fold
 from indexer.store.interface import Applied
 from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.settings import StoreSettings
+from keytide.kafka.broker_watch import BrokerWatch
 from keytide.structure import StructureName
 from tests import share
-from tests.simulation.chance import EVERY, FAULTS, Plan, plan
+from tests.simulation.chance import BROKERS_LOST, EVERY, FAULTS, Plan, plan
 from tests.simulation.regressions import REGRESSIONS
 from tests.simulation.running import histories, quietly, run_or_tell
 from tests.simulation.source import shaped
-from tests.simulation.world import run
+from tests.simulation.world import FailedError, run
 from tests.structure_kit import digests_of
 
 SEEDS = range(int(given)) if (given := os.environ.get("KEYTIDE_SEEDS")) else share.seeds(2000)
@@ -48,6 +49,29 @@ def test_every_history_does_where_digests_collide(bits: int) -> None:
     seeds = SEEDS[bits : len(SEEDS) // 10 : 4]
     with digests_of(bits), shaped("hash"):
         assert histories(seeds).histories == len(seeds)
+
+
+def _lossy(seed: int) -> Plan:
+    one = plan(seed)
+    return one._replace(faults=one.faults | {BROKERS_LOST})
+
+
+def test_every_history_does_where_projectors_lose_their_brokers() -> None:
+    seeds = SEEDS[: len(SEEDS) // 10]
+    with quietly():
+        lost = sum(run_or_tell(_lossy(seed)).seen["brokers lost"] for seed in seeds)
+    assert lost > len(seeds)
+
+
+def test_clients_without_brokers_that_are_not_replaced_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BrokerWatch, "is_lost", lambda self, client: False)
+
+    def runs() -> None:
+        for seed in range(20):
+            run(_lossy(seed))
+
+    with quietly(), pytest.raises(FailedError, match="Stuck"):
+        runs()
 
 
 @pytest.mark.parametrize("structure", ["btree", "hash"])

@@ -25,6 +25,10 @@ FENCED = KafkaError(KafkaError._FENCED, "no", fatal=True)
 AWAY = KafkaError(KafkaError._TIMED_OUT, "no", retriable=True)
 
 
+SILENT = KafkaError(KafkaError._TIMED_OUT, "no answer", retriable=True)
+"""Of a commit; its id was claimed in time."""
+
+
 class Refusing:
     """A producer whose transactions end with an error, or well; or whose id cannot be claimed in time.
 
@@ -105,6 +109,14 @@ def test_a_lost_transaction_without_a_higher_term_is_written_again(
     monkeypatch: pytest.MonkeyPatch, error: KafkaError
 ) -> None:
     world = World(monkeypatch, [5, 5], error)
+    world.writer.term = 5
+    world.write()
+    assert [one.written for one in world.producers] == [["term"], ["term"]]
+
+
+def test_a_producer_that_is_never_answered_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have lost its brokers for good; another one writes under the same term."""
+    world = World(monkeypatch, [5, 5], SILENT)
     world.writer.term = 5
     world.write()
     assert [one.written for one in world.producers] == [["term"], ["term"]]

@@ -329,7 +329,7 @@ def test_a_node_says_all_again_when_kafka_did_not_take_it(
     outcome: list[Any] = []
 
     class Sends:
-        def produce(self, topic: str, *, value: bytes, on_delivery: Any, **_: Any) -> None:
+        def produce(self, topic: str, value: bytes, on_delivery: Any, **_: Any) -> None:
             what = outcome.pop(0) if outcome else None
             if what is BufferError:
                 raise BufferError
@@ -338,8 +338,8 @@ def test_a_node_says_all_again_when_kafka_did_not_take_it(
             values.append(value)
             on_delivery(what, None)
 
-    monkeypatch.setattr(reports, "producer", lambda settings, **_: Sends())
-    reporter = reports.NodeReporter(load_settings(), "n1", "http://n1.example", 1)
+    monkeypatch.setattr(reports, "lasting_producer", lambda *_, **__: Sends())
+    reporter = reports.NodeReporter(load_settings(), "n1", "http://n1.example", 1, bool)
 
     def say(*what: Any) -> type[object]:
         outcome[:] = what

@@ -11,6 +11,14 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from confluent_kafka import KafkaError
+
+from keytide.kafka.broker_watch import BrokerWatch
+from keytide.kafka.clients import Producer
+from keytide.kafka.lasting_producer import LastingProducer
+from keytide.kafka.topics import producer
+from keytide.settings.settings import load_settings
+from tests.waiting import wait_for
 
 ASKING = """
 import sys
@@ -123,3 +131,37 @@ def test_a_kafka_without_a_broker_is_unavailable_and_ends_no_process(broker: Bro
     # By now librdkafka may have dropped its last connection: one in ten times, on a busy machine.
     assert of_a_topic in ("K1", "unavailable")
     assert asking.returncode == 0
+
+
+def test_a_producer_that_was_told_of_no_broker_is_without_for_good_and_another_one_goes_on(
+    broker: Broker,
+) -> None:
+    """librdkafka's issue 5301. (Once that is mended the first one goes on by itself.)"""
+    settings = load_settings(kafka={"bootstrap": f"127.0.0.1:{broker.port}", "log_level": 0})
+    made: list[Producer] = []
+
+    def make() -> Producer:
+        quick = {"statistics_interval_ms": 100, "topic_metadata_refresh_interval_ms": 100}
+        made.append(producer(settings, enable_idempotence=False, **quick))
+        return made[-1]
+
+    lasting = LastingProducer(make, "t", BrokerWatch(lambda _: not broker.fenced, limit_s=1.0))
+    told: list[KafkaError | None] = []
+    lasting.produce("t", b"x", on_delivery=lambda error, _: told.append(error))
+
+    def has_broker(wanted: bool) -> bool:
+        lasting.poll(0.05)
+        return made[-1].has_broker is wanted
+
+    made[0].list_topics(timeout=30)
+    wait_for(lambda: has_broker(True), "a broker", 30)
+    broker.fenced = True
+    wait_for(lambda: has_broker(False), "none to be left", 60)
+    broker.fenced = False
+    lasting.produce("t", b"y", on_delivery=lambda error, _: told.append(error))
+    wait_for(lambda: has_broker(True) or len(told) > 1, "a word", 60)
+    if not made[0].has_broker:
+        assert told[-1] is not None
+        lasting.produce("t", b"z")
+        wait_for(lambda: has_broker(True), "another one to have a broker", 60)
+        assert len(made) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise, product
 from types import SimpleNamespace
 from typing import cast
@@ -25,6 +26,7 @@ from keytide.catalog.records import (
     record_key,
 )
 from keytide.definition.statement import CreateIndex, parse_statement
+from keytide.kafka.broker_watch import BrokerWatch
 from keytide.model.log_history import LogHistory, PartitionHistory
 from keytide.model.timestamp import Place, Timestamp
 from keytide.process.clock import now_ms
@@ -405,7 +407,10 @@ class TestSender:
         now = [100.0]
         settings = load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0})
         transport = KafkaTransport(settings)
-        return QueueSender(settings, transport, lambda *news: told.append(news), lambda: now[0]), told, now
+        sender = QueueSender(
+            settings, transport, lambda *news: told.append(news), partial(BrokerWatch, bool), lambda: now[0]
+        )
+        return sender, told, now
 
     def test_dropping_an_index_acknowledges_its_messages_and_no_others(self) -> None:
         sender, told, _ = self.sender()
@@ -483,7 +488,9 @@ class _Marks:
 
 def reporter_without_kafka() -> report.ProjectorReporter:
     settings = load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0})
-    return report.ProjectorReporter(settings, KafkaTransport(settings), "p1", lambda: 0.0, now_ms)
+    return report.ProjectorReporter(
+        settings, KafkaTransport(settings), "p1", partial(BrokerWatch, bool), lambda: 0.0, now_ms
+    )
 
 
 def test_an_end_that_was_met_before_a_rollback_makes_nothing_fresh_after_it() -> None:
@@ -744,7 +751,10 @@ def test_while_a_batch_fills_acknowledgements_are_waited_for() -> None:
 def test_progress_so_soon_after_the_last_is_told_in_a_moment() -> None:
     now = [10.0]
     settings = load_settings(kafka={"bootstrap": "127.0.0.1:1", "log_level": 0})
-    reporter = report.ProjectorReporter(settings, KafkaTransport(settings), "p1", lambda: now[0], now_ms)
+    transport = KafkaTransport(settings)
+    reporter = report.ProjectorReporter(
+        settings, transport, "p1", partial(BrokerWatch, bool), lambda: now[0], now_ms
+    )
     sent: list[bytes] = []
     state = PartitionState(KEY, "RUNNING", 1, 7, 7, 7)
 
@@ -776,7 +786,9 @@ def test_metrics_count_once_what_slices_are_told_of_and_what_not() -> None:
     def shown(told: str) -> float | None:
         return REGISTRY.get_sample_value("keytide_heard_documents_total", {"index": "counted", "told": told})
 
-    reporter = report.ProjectorReporter(load_settings(), cast(KafkaTransport, mock.Mock()), "p1", float, int)
+    reporter = report.ProjectorReporter(
+        load_settings(), cast(KafkaTransport, mock.Mock()), "p1", partial(BrokerWatch, bool), float, int
+    )
     pipeline, tracker = Pipeline("me", MessageLimits(1 << 20, 1 << 20)), mock.Mock(partitions={})
     record = replace(index("counted-1", slices=3, by="PARTITION BY HASH(id)"), hears_by_id=True)
     found = catalog(record)

@@ -47,12 +47,12 @@ def test_a_node_tells_its_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[bytes] = []
 
     class Sends:
-        def produce(self, topic: str, *, value: bytes, **_: Any) -> None:
+        def produce(self, topic: str, value: bytes, **_: Any) -> None:
             sent.append(value)
 
-    monkeypatch.setattr(reports, "producer", lambda settings, **_: Sends())
+    monkeypatch.setattr(reports, "lasting_producer", lambda *_, **__: Sends())
     monkeypatch.setenv("KEYTIDE_INDEXER__ZONE", "eu-1.b_2")
-    reports.NodeReporter(load_settings(), "n1", "http://n1.example", 1).heartbeat([], 2, 3, 4, 5)
+    reports.NodeReporter(load_settings(), "n1", "http://n1.example", 1, bool).heartbeat([], 2, 3, 4, 5)
     (message,) = [decode(one) for one in sent]
     assert isinstance(message, NodeHeartbeat)
     assert message.zone == "eu-1.b_2"
