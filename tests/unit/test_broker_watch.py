@@ -14,7 +14,7 @@ from keytide.kafka.lasting_producer import LastingProducer
 from tests.waiting import wait_for
 
 
-class Client:
+class LosingProducer:
     """A producer in memory."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Clocks:
 
 
 def test_a_client_is_lost_that_is_without_brokers_while_kafka_answers() -> None:
-    clocks, client = Clocks(), Client()
+    clocks, client = Clocks(), LosingProducer()
 
     def look() -> bool:
         return clocks.watch.is_lost(client)
@@ -82,7 +82,7 @@ def test_a_client_is_lost_that_is_without_brokers_while_kafka_answers() -> None:
 
 
 def test_a_client_is_not_lost_while_kafka_is_away_nor_just_after_it() -> None:
-    clocks, client = Clocks(), Client()
+    clocks, client = Clocks(), LosingProducer()
     client.has_broker = clocks.answers = False
     assert clocks.go(600, lambda: clocks.watch.is_lost(client)) == 0
     clocks.answers = True
@@ -93,10 +93,10 @@ def test_a_client_is_not_lost_while_kafka_is_away_nor_just_after_it() -> None:
 
 def test_what_waits_in_a_lost_producer_has_failed_and_another_one_goes_on() -> None:
     clocks = Clocks()
-    clients: list[Client] = []
+    clients: list[LosingProducer] = []
 
-    def make() -> Client:
-        clients.append(Client())
+    def make() -> LosingProducer:
+        clients.append(LosingProducer())
         return clients[-1]
 
     lasting = LastingProducer(make, "somewhere", clocks.watch)
@@ -156,4 +156,5 @@ def test_statistics_tell_whether_there_is_a_broker(
 
 
 def test_a_client_without_statistics_is_not_called_lost() -> None:
-    assert Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}).has_broker
+    config = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "enable.idempotence": True}
+    assert Producer(config).has_broker
