@@ -1,10 +1,10 @@
 """The ground that every part of Keytide stands on, and what users import: one word per thing, one thing per
 word.
 
-What lives here: on the ground floor, `errors`, `model`, `collation`, `definition`, `catalog`, `wire`, `trace`
-(pure: no clock, no randomness, no threads, no Kafka, no LMDB), `settings`, and the adapters `kafka`, `http`,
-`serving`, `process`. The upper floor, which the ground never imports: `query` (SELECT to a plan), `client`
-and `cli`. `import keytide` brings the clients and nothing of a server.
+What lives here: on the ground floor, `errors`, `model`, `collation`, `structure`, `geometry`, `definition`,
+`catalog`, `wire`, `trace` (pure: no clock, no randomness, no threads, no Kafka, no LMDB), `settings`, and the
+adapters `kafka`, `http`, `serving`, `process`. The upper floor, which the ground never imports: `query`
+(SELECT to a plan), `client` and `cli`. `import keytide` brings the clients and nothing of a server.
 
 Who may import it: every package. What it may import: none of the services. The command's groups that start a
 cluster come from `deploy` by entry points.

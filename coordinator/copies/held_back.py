@@ -64,13 +64,13 @@ class HeldBack:
         filling = self._reports.filling(index, record.slice)
         needed += [one.need for one in filling if one.id != record.id]
         bytes_ = self._sizes.between(self._queue(index, record.slice), record.need, min(needed, default=-1))
-        return (bytes_, disk) if bytes_ > self._sizes.share else None
+        return (bytes_, disk) if bytes_ > self._sizes.noticeable_bytes else None
 
     def bound(self, index: IndexRecord, number: int, node: str, now: int) -> int:
         """Bytes of its queue that a copy that counts may hold back beyond another one; 0: no limit."""
         if not self._nodes.silent_for(node, AWAY_MS) or self._to_relieve(index, number, now) is None:
             return self.most
-        return min(self.most or self._sizes.share, self._sizes.share)
+        return min(self.most or self._sizes.noticeable_bytes, self._sizes.noticeable_bytes)
 
     def relieved(self, index: IndexRecord, number: int, now: int) -> None:
         """A copy was given up for the disk that its queue lies on."""

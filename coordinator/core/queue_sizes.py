@@ -75,7 +75,7 @@ class QueueSizes:
         """Bytes and offsets, the older ones halved at each growth."""
 
     @property
-    def share(self) -> int:
+    def noticeable_bytes(self) -> int:
         """Bytes by which a disk is told from a full one, and that are worth giving something up for."""
         return self.least // 4
 
@@ -97,7 +97,7 @@ class QueueSizes:
         self.full = [
             disk
             for disk in self.disks
-            if disk.free < self.least + (self.share if (disk.broker, disk.folder) in were else 0)
+            if disk.free < self.least + (self.noticeable_bytes if (disk.broker, disk.folder) in were else 0)
         ]
         grown: dict[QueuePartition, tuple[int, int]] = {}
         for place, size in sizes.items():

@@ -120,4 +120,4 @@ def add_jobs(app: FastAPI, access: LeaderAccess, page_headers: dict[str, str]) -
 
 
 def _shown(job: str) -> Callable[[Leader, int], job_views.Document]:
-    return lambda leader, now: job_views.shown(leader, job, now)
+    return lambda leader, now: job_views.by_id(leader, job, now)

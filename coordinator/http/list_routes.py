@@ -103,7 +103,7 @@ def add_lists(app: FastAPI, access: LeaderAccess, nodes: NodeClient) -> None:
             return index, asked, _ways(leader, now)
 
         index, asked, ways = await access.look(look)
-        return map_views.shown(index, await _ask(access, nodes, asked, ways), limit)
+        return map_views.map_answer(index, await _ask(access, nodes, asked, ways), limit)
 
 
 async def in_half(access: LeaderAccess, nodes: NodeClient, statement: SplitPartition) -> SplitPartition:

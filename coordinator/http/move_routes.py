@@ -30,7 +30,7 @@ def add_moves(app: FastAPI, access: LeaderAccess) -> None:
         """Its copies are filled on other nodes, and go; no more are placed on it, until it is undrained.
         Answers with the job, which is DONE when the node has none: it may be stopped then."""
         outcome = await access.change(lambda commands, now: commands.drain(node, now))
-        return await access.look(lambda leader, now: job_views.shown(leader, outcome.job, now))
+        return await access.look(lambda leader, now: job_views.by_id(leader, outcome.job, now))
 
     @app.post("/v1/nodes/{node}/undrain", tags=["cluster"], summary="Let a node have slices again")
     async def undrain(node: str) -> Any:
@@ -53,4 +53,4 @@ def add_moves(app: FastAPI, access: LeaderAccess) -> None:
             response.status_code = 200
             return await access.look(lambda leader, _: copies.plan(leader, moves))
         outcome = await access.change(lambda commands, now: commands.rebalance(moves, now))
-        return await access.look(lambda leader, now: job_views.shown(leader, outcome.job, now))
+        return await access.look(lambda leader, now: job_views.by_id(leader, outcome.job, now))

@@ -128,6 +128,6 @@ def origin_of(catalog: Catalog, index: IndexRecord) -> TableOrigin | None:
     return origin if origin and keyspace and origin.topic_id == keyspace.topic_id else None
 
 
-def shown(origin: TableOrigin | None) -> dict[str, Any] | None:
+def origin_json(origin: TableOrigin | None) -> dict[str, Any] | None:
     """An origin as JSON."""
     return None if origin is None else msgspec.to_builtins(origin, str_keys=True)

@@ -17,7 +17,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from coordinator.core.slice_loads import Hot
-from coordinator.statements.partitions import literal_of, repartitioned, shown, splits_of
+from coordinator.statements.partitions import literal_of, repartitioned, splits_of, value_text
 from keytide.catalog.partitioning import Partitioning
 from keytide.catalog.records import IndexRecord
 from keytide.definition.expression import DocumentId
@@ -127,7 +127,7 @@ def _reads(index: IndexRecord, hot: Hot, most: int) -> Advice:
 def _one_value(index: IndexRecord, hot: Hot, value: bytes, written: WrittenSlice, most: int) -> Advice:
     definition = index.definition
     share = round(100 * written.heavy[0].least / written.total)
-    said_value = shown(value)
+    said_value = value_text(value)
     by = render_expression(definition.partition)
     if definition.partitioned_by_id:
         return Advice(
@@ -182,7 +182,7 @@ def _range(index: IndexRecord, hot: Hot, written: WrittenSlice | None, most: int
 
 
 def _split_at(index: IndexRecord, number: int, split: bytes) -> Advice:
-    text = f"about half of what is written to it lies at or above {shown(split)}: part it there"
+    text = f"about half of what is written to it lies at or above {value_text(split)}: part it there"
     literal = literal_of(split)
     if literal is None:
         return Advice(text)

@@ -134,7 +134,7 @@ class AutoSplits:
     def _hot(self, index: IndexRecord) -> list[Hot]:
         """The slices that may be parted, the hottest first."""
         found = [one for one in self._loads.hot(index) if one.measure in PARTED]
-        return sorted(found, key=lambda one: (-share(index, one), one.slice))
+        return sorted(found, key=lambda one: (-share_of_load(index, one), one.slice))
 
     def _due(self, index: IndexRecord, now: int) -> list[Hot]:
         """Those that have been hot for long enough, and get too much now, too (one is told of for some time
@@ -212,7 +212,9 @@ class AutoSplits:
         """Raises as `alter`."""
         dictionary = self._builds.registry.dictionary
         text, new, _, out = alter(self._builds, statement, source, now)
-        mark = AutoSplit(now, new.id, _heirs(index, new, hot, statement), hot.measure, share(index, hot))
+        mark = AutoSplit(
+            now, new.id, _heirs(index, new, hot, statement), hot.measure, share_of_load(index, hot)
+        )
         dictionary.put(replace(index, auto_split=mark))
         dictionary.put(replace(dictionary.catalog.index(new.id) or new, auto_split=mark))
         self.waiting[index.id] = self._words(index, now)
@@ -223,7 +225,7 @@ class AutoSplits:
         return [*out, Note("info", "auto-split", index.name, f"{why}: {did} by auto_split; {text}")]
 
 
-def share(index: IndexRecord, hot: Hot) -> float:
+def share_of_load(index: IndexRecord, hot: Hot) -> float:
     """What a slice has of all that the index has, between 0 and 1."""
     whole = hot.value + hot.others * (index.slices - 1)
     return hot.value / whole if whole > 0 else 0.0
@@ -254,11 +256,11 @@ def what_parts(
         isinstance(last, AutoSplit)
         and (last.layout, last.measure) == (index.id, hot.measure)
         and (not last.slices or hot.slice in last.slices)
-        and share(index, hot) > HELPED * last.share
+        and share_of_load(index, hot) > HELPED * last.share
     ):
         return (
-            f"it has {share(index, hot):.0%} of the load, and had {last.share:.0%} before it was parted the "
-            "last time: that does not help"
+            f"it has {share_of_load(index, hot):.0%} of the load, and had {last.share:.0%} before it was "
+            "parted the last time: that does not help"
         )
     found = advice(index, hot, written, most)
     statement = parse_statement(found.statement) if found.statement is not None else None

@@ -95,7 +95,7 @@ def literal_of(encoded: bytes) -> Literal | None:
     return None
 
 
-def shown(encoded: bytes) -> str:
+def value_text(encoded: bytes) -> str:
     """A value for people: as a statement writes it, or as rows show it."""
     literal = literal_of(encoded)
     return render_expression(literal) if literal is not None else str(readable_splits([encoded])[0])
@@ -188,7 +188,7 @@ def _parted(index: IndexRecord, statement: SplitPartition) -> IndexDefinition:
     for value in values:
         if value < low or (high is not None and value >= high):
             raise _refused(
-                f"{shown(value)} does not lie in partition {number} of index {index.name}, which has "
+                f"{value_text(value)} does not lie in partition {number} of index {index.name}, which has "
                 f"{_stretch(low, high)}",
                 "say a value between, or the number of the partition that it lies in: `keytide index show "
                 f"{index.name}` has the splits",
@@ -257,7 +257,7 @@ def _check_values(index: IndexRecord, number: int) -> None:
         full = Partitioning.of(index.definition, present).partition_of(present[number])
         raise _refused(
             f"partition {number} of index {index.name} has no values: both its splits are "
-            f"{shown(present[number])}",
+            f"{value_text(present[number])}",
             f"name partition {full}, which has what lies behind",
         )
 
@@ -287,8 +287,8 @@ def _regrouped(index: IndexRecord, splits: set[bytes], spread: Sequence[int]) ->
         if literal is None:
             by = render_expression(index.definition.partition)
             raise _refused(
-                f"index {index.name} parts at {shown(split)}, which SPLIT AT cannot say: it takes strings, "
-                "numbers, TRUE, FALSE and NULL",
+                f"index {index.name} parts at {value_text(split)}, which SPLIT AT cannot say: it takes "
+                "strings, numbers, TRUE, FALSE and NULL",
                 f"say other splits: ALTER INDEX {render_name(index.name)} PARTITION BY RANGE({by}) "
                 "SPLIT AT (value, ...)",
             )
@@ -301,11 +301,11 @@ def _stretch(low: bytes, high: bytes | None) -> str:
     if low == high:
         return "no values"
     if high is None:
-        return f"the values from {shown(low)} on" if low else "all values"
+        return f"the values from {value_text(low)} on" if low else "all values"
     return (
-        f"the values from {shown(low)} on that lie below {shown(high)}"
+        f"the values from {value_text(low)} on that lie below {value_text(high)}"
         if low
-        else f"those below {shown(high)}"
+        else f"those below {value_text(high)}"
     )
 
 

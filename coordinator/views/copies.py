@@ -55,7 +55,7 @@ def all_of(leader: Leader, now: int) -> list[Document]:
     return [*copies, *drains, *(rebalance(leader, one, now) for one in catalog.rebalances())]
 
 
-def shown(leader: Leader, id_: str, now: int) -> Document | None:
+def by_id(leader: Leader, id_: str, now: int) -> Document | None:
     """What has this id; a drain also when its node may have slices again. None: nothing here.
 
     Raises:

@@ -63,13 +63,13 @@ def jobs(leader: Leader, now: int) -> list[Document]:
     return sorted([*found, *copies.all_of(leader, now)], key=lambda one: one["created_at"])
 
 
-def shown(leader: Leader, id_: str, now: int) -> Document:
+def by_id(leader: Leader, id_: str, now: int) -> Document:
     """One job.
 
     Raises:
         NoSuchJobError: there is none of that id.
     """
-    return copies.shown(leader, id_, now) or job(leader, leader.jobs.get(id_), now)
+    return copies.by_id(leader, id_, now) or job(leader, leader.jobs.get(id_), now)
 
 
 def verification(leader: Leader, record: IndexRecord) -> Document | None:

@@ -35,7 +35,7 @@ def asks(index: IndexRecord, limit: int, nodes: Sequence[str]) -> list[tuple[str
     ]
 
 
-def shown(index: IndexRecord, pages: Sequence[ListPage], limit: int) -> dict[str, Any]:
+def map_answer(index: IndexRecord, pages: Sequence[ListPage], limit: int) -> dict[str, Any]:
     """What is shown: each box once."""
     found = list(dict.fromkeys(box for page in pages for box in page.boxes))[:limit]
     return {"index": index.name, "srid": index.definition.system, "boxes": found}

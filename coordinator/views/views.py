@@ -12,7 +12,7 @@ from coordinator.builds.registry import FINAL
 from coordinator.leader import Leader
 from coordinator.rollback.rollback import in_words
 from coordinator.sources.source_checks import target
-from coordinator.sources.table_origins import shown
+from coordinator.sources.table_origins import origin_json
 from coordinator.stability.stream import StabilityStream
 from coordinator.views import absent_nodes, loads
 from coordinator.views.copies import drain_state
@@ -205,7 +205,7 @@ def build(leader: Leader, record: BuildRecord, now: int) -> Document:
         "earliest": _timestamp(record.earliest),
         "left_out": _by_name(leader, record, record.left_out),
         "skipped": _by_name(leader, record, record.skipped),
-        "origin": shown(record.origin),
+        "origin": origin_json(record.origin),
         "seed": record.seed or None,
         "engine": record.engine or None,
         "verify": "full" if record.verify_full else record.verify,

@@ -56,7 +56,7 @@ class _Job:
         limit: the node's, or its own.
         pause: how long it waits after the next error, in seconds.
         damaged: how often its rows were not those that were counted.
-        news: set when its record has changed, or it is left. Cleared before that is looked at.
+        changed: set when its record has changed, or it is left. Cleared before that is looked at.
     """
 
     copy: CopyRecord
@@ -65,7 +65,7 @@ class _Job:
     pause: float
     damaged: int = 0
     progress: FillProgress = field(default_factory=FillProgress)
-    news: threading.Event = field(default_factory=threading.Event)
+    changed: threading.Event = field(default_factory=threading.Event)
 
 
 class CopyWorker:
@@ -114,7 +114,7 @@ class CopyWorker:
             if job.copy.rate != copy.rate:
                 job.limit = self._limit_of(copy)
             job.copy = copy
-        job.news.set()
+        job.changed.set()
 
     def look(self, id_: str) -> FillProgress:
         with self._lock:
@@ -125,7 +125,7 @@ class CopyWorker:
         with self._lock:
             job = self._jobs.pop(id_, None)
         if job is not None:
-            job.news.set()
+            job.changed.set()
 
     def check(self) -> None:
         """Raise the error that a thread has ended with, if it expected none such."""
@@ -172,10 +172,10 @@ class CopyWorker:
             before.wait()
             job.progress = FillProgress()
         while not job.progress.done:
-            job.news.clear()
+            job.changed.clear()
             if self._left(job):
                 return
-            job.news.wait(self._fill(job))
+            job.changed.wait(self._fill(job))
 
     def _fill(self, job: _Job) -> float:
         """Fill a copy until it is done, cannot go on for now, or is to be filled from here no more. Returns
@@ -250,13 +250,13 @@ class CopyWorker:
         with self._lock:
             job.limit.take(size, asked)
         while True:
-            job.news.clear()
+            job.changed.clear()
             if self._elsewhere(job, copy):
                 return False
             # Read anew each time: it may have another limit by now, or others have taken of the same.
             if (left_s := job.limit.due - monotonic()) <= 0:
                 return True
-            job.news.wait(left_s)
+            job.changed.wait(left_s)
 
     def _left(self, job: _Job) -> bool:
         """Whether a copy is not to be filled on."""

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.digests import built, seeds
-from indexer.digests.holding import LARGEST_LIMIT, held
+from indexer.digests.holding import LARGEST_LIMIT, snapshot_for
 from indexer.scan.local.tasks import UNHURRIED, Pace
 from indexer.unique.shape import KeyShape
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, StoredDocument
@@ -72,7 +72,7 @@ def answer(view: NodeView, ask: Ask, now: int, effort: Pace = UNHURRIED) -> Answ
     if isinstance(ask, PinAsk):
         return PinAnswer([_pin(view, ask, number, now) for number in ask.slices])
     if isinstance(ask, BuiltAsk):
-        with held(view, ask) as snapshot:
+        with snapshot_for(view, ask) as snapshot:
             return built.part(snapshot, ask, effort)
     record = view.catalog().index(ask.index)
     if record is None:
@@ -81,7 +81,7 @@ def answer(view: NodeView, ask: Ask, now: int, effort: Pace = UNHURRIED) -> Answ
             problem_type="index-not-ready",
             next_step="try again in a moment",
         )
-    with held(view, ask) as snapshot:
+    with snapshot_for(view, ask) as snapshot:
         if isinstance(ask, DigestAsk):
             return digest(snapshot, record.definition, ask, effort)
         if isinstance(ask, EntriesAsk):

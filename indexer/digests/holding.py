@@ -24,7 +24,7 @@ class SnapshotNotHeldError(RetryableError):
 
 
 @contextmanager
-def held(
+def snapshot_for(
     view: NodeView, ask: DigestAsk | RowsAsk | EntriesAsk | SkipsAsk | BuiltAsk
 ) -> Iterator[ReadableSnapshot]:
     """What is asked for, during the block.

@@ -218,7 +218,7 @@ class Hosting:
             if runner.core.following is not None
         }
 
-    def news(self) -> list[SliceChange]:
+    def slice_changes(self) -> list[SliceChange]:
         """What others want to hear of at once, of each slice."""
         found = [
             SliceChange(key, runner.core.state, runner.core.applied.batch, runner.core.incarnation)

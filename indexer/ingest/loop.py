@@ -182,7 +182,7 @@ class Ingest:
 
     def _heartbeat(self, now: int) -> None:
         """At the interval; earlier when a slice's state or a micro-batch has changed."""
-        told = self._hosting.news()
+        told = self._hosting.slice_changes()
         due = self._heartbeat_at + self._settings.indexer.heartbeat_ms
         if now < due and (told == self._told or now < self._heartbeat_at + NEWS_HEARTBEAT_MS):
             return

@@ -19,7 +19,7 @@ from typing import Any, Final
 from indexer.scan.gather.scatter import Target
 from indexer.scan.peer.messages import Entry, SliceReader
 from indexer.validation.executor import PrimaryThreads
-from indexer.validation.primary import Primary, PrimaryUnreachableError, ShownDocument
+from indexer.validation.primary import AnsweredDocument, Primary, PrimaryUnreachableError
 from indexer.validation.verdicts import BEHIND, STALE, VALID, Judge
 from indexer.validation.versions import ask_versions
 from keytide.catalog.records import IndexRecord
@@ -98,7 +98,7 @@ class PageCheck:
         self._wait_s = wait_s
         self._columns = columns
         self._entries: list[Entry] = []
-        self._asked: list[ShownDocument] = []
+        self._asked: list[AnsweredDocument] = []
         self._verdicts: list[str] = []
 
     async def ask_versions(self, target: Target, entries: Sequence[Entry]) -> None:

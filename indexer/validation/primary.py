@@ -18,7 +18,7 @@ UNKNOWN_OFFSET: Final = -1
 """In place of an offset: the slice holds no version of the document (any more)."""
 
 
-class ShownDocument(NamedTuple):
+class AnsweredDocument(NamedTuple):
     """A document, and the version of it that the index shows.
 
     Attributes:
@@ -69,7 +69,7 @@ class Primary(Protocol):
     """Documents by id. All methods block; `documents` may be called by several threads at once."""
 
     def documents(
-        self, asked: Sequence[ShownDocument], fields: Collection[str], since: Timestamp, timeout_s: float
+        self, asked: Sequence[AnsweredDocument], fields: Collection[str], since: Timestamp, timeout_s: float
     ) -> list[PrimaryAnswer]:
         """The documents of `asked`, in its order.
 

@@ -33,10 +33,10 @@ import sqlalchemy as sql
 from sqlalchemy import exc
 
 from indexer.validation.primary import (
+    AnsweredDocument,
     PrimaryAnswer,
     PrimaryMisconfiguredError,
     PrimaryUnreachableError,
-    ShownDocument,
 )
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import PrimarySettings
@@ -110,7 +110,7 @@ class SqlPrimary:
         self._position = sql.text(settings.position_query) if settings.position_query else None
 
     def documents(
-        self, asked: Sequence[ShownDocument], fields: Collection[str], since: Timestamp, timeout_s: float
+        self, asked: Sequence[AnsweredDocument], fields: Collection[str], since: Timestamp, timeout_s: float
     ) -> list[PrimaryAnswer]:
         """As `Primary.documents`; `since` is of no use here."""
         ends_at = monotonic() + timeout_s
@@ -213,7 +213,7 @@ class SqlPrimary:
         self,
         connection: sql.Connection,
         table: _Table,
-        asked: Sequence[ShownDocument],
+        asked: Sequence[AnsweredDocument],
         fields: Collection[str],
         positions: dict[int, int] | None,
     ) -> Iterator[tuple[bytes, PrimaryAnswer]]:
@@ -246,7 +246,7 @@ class SqlPrimary:
         return _encode(dict(members))
 
     def _position_of(
-        self, asked: ShownDocument, told: Sequence[Any], positions: dict[int, int] | None
+        self, asked: AnsweredDocument, told: Sequence[Any], positions: dict[int, int] | None
     ) -> int | None:
         """Up to where the database has the partition of a document, as far as its row and all tell."""
         if not told and positions is None:
@@ -257,7 +257,7 @@ class SqlPrimary:
             known = max(known, int(told[0]) + 1 if of_partition else 0)
         return known
 
-    def _absent(self, asked: ShownDocument, positions: dict[int, int] | None) -> PrimaryAnswer:
+    def _absent(self, asked: AnsweredDocument, positions: dict[int, int] | None) -> PrimaryAnswer:
         """What is said of a document that has no row."""
         if positions is not None:
             return PrimaryAnswer(None, positions.get(asked.partition, 0))
@@ -277,7 +277,7 @@ class SqlPrimary:
         return text.replace(self._password, "***") if self._password else text
 
 
-def _batches(asked: Sequence[ShownDocument], size: int) -> Iterator[Sequence[ShownDocument]]:
+def _batches(asked: Sequence[AnsweredDocument], size: int) -> Iterator[Sequence[AnsweredDocument]]:
     for at in range(0, len(asked), size):
         yield asked[at : at + size]
 

@@ -30,7 +30,12 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from indexer.validation.primary import UNKNOWN_OFFSET, PrimaryAnswer, PrimaryUnreachableError, ShownDocument
+from indexer.validation.primary import (
+    UNKNOWN_OFFSET,
+    AnsweredDocument,
+    PrimaryAnswer,
+    PrimaryUnreachableError,
+)
 from keytide.kafka.admin import KafkaUnavailableError
 from keytide.kafka.clients import Consumer
 from keytide.kafka.topics import consumer, drain
@@ -87,7 +92,7 @@ class TopicPrimary:
         self._closed = False
 
     def documents(
-        self, asked: Sequence[ShownDocument], fields: Collection[str], since: Timestamp, timeout_s: float
+        self, asked: Sequence[AnsweredDocument], fields: Collection[str], since: Timestamp, timeout_s: float
     ) -> list[PrimaryAnswer]:
         """As `Primary.documents`; documents are whole, whatever the fields."""
         ends_at = monotonic() + timeout_s
@@ -161,10 +166,10 @@ class _Answers:
         asked: different ids.
     """
 
-    def __init__(self, asked: Sequence[ShownDocument]) -> None:
+    def __init__(self, asked: Sequence[AnsweredDocument]) -> None:
         self._asked = asked
         self._by_id = {one.id: one for one in asked}
-        self._by_place: dict[tuple[int, int], list[ShownDocument]] = {}
+        self._by_place: dict[tuple[int, int], list[AnsweredDocument]] = {}
         for one in asked:
             self._by_place.setdefault((one.partition, one.offset), []).append(one)
         self._found: dict[bytes, PrimaryAnswer] = {}
@@ -180,7 +185,7 @@ class _Answers:
             elif not self._found.get(one.id, _NOTHING).why:
                 self._found[one.id] = PrimaryAnswer(record.value, record.offset + 1)
 
-    def unproven(self) -> list[ShownDocument]:
+    def unproven(self) -> list[AnsweredDocument]:
         """Those that nothing came for, and whose place is known."""
         return [one for one in self._asked if one.id not in self._found and one.offset != UNKNOWN_OFFSET]
 
@@ -256,7 +261,7 @@ class _PartitionRanges:
         return found
 
 
-def _waves(places: Sequence[ShownDocument]) -> list[list[_Stretch]]:
+def _waves(places: Sequence[AnsweredDocument]) -> list[list[_Stretch]]:
     """Stretches that have all places in them, grouped so that each group has one of a partition at most."""
     runs: dict[int, list[_Stretch]] = {}
     for partition, offset in sorted((one.partition, one.offset) for one in places):

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from indexer.validation.primary import UNKNOWN_OFFSET, PrimaryAnswer, ShownDocument
+from indexer.validation.primary import UNKNOWN_OFFSET, AnsweredDocument, PrimaryAnswer
 from keytide.collation import NotIndexableError, encode_part
 from keytide.definition.index import IndexDefinition
 from keytide.model.entry import unpack_value
@@ -74,7 +74,7 @@ class Judge:
     def verdicts(
         self,
         entries: Sequence[Entry],
-        asked: Sequence[ShownDocument],
+        asked: Sequence[AnsweredDocument],
         found: Mapping[bytes, PrimaryAnswer],
         *,
         columns: bool,
@@ -124,7 +124,7 @@ class Judge:
         return dict(self.in_full(list(zip(keys, values, strict=True))))
 
 
-def _difference(asked: ShownDocument, found: PrimaryAnswer, meaning: str) -> str:
+def _difference(asked: AnsweredDocument, found: PrimaryAnswer, meaning: str) -> str:
     """What a difference means: `meaning` if the primary has the version that the row comes from."""
     if found.position is None or found.position > asked.offset != UNKNOWN_OFFSET:
         return meaning

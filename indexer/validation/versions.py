@@ -20,7 +20,7 @@ import msgspec
 from indexer.scan.gather.scatter import SliceAnswers as Answered
 from indexer.scan.gather.scatter import Target, ask_task
 from indexer.scan.peer.messages import SliceReader
-from indexer.validation.primary import UNKNOWN_OFFSET, ShownDocument
+from indexer.validation.primary import UNKNOWN_OFFSET, AnsweredDocument
 from keytide.catalog.partitioning import Partitioning
 from keytide.collation import encode_part, skip_key
 from keytide.collation.layout import INVERTED
@@ -61,7 +61,7 @@ async def ask_versions(
     keys: Sequence[bytes],
     ids: Sequence[bytes],
     splits: Sequence[bytes] = (),
-) -> list[ShownDocument]:
+) -> list[AnsweredDocument]:
     """The document and version of each entry.
 
     Args:
@@ -80,9 +80,9 @@ async def ask_versions(
         return []
     asked = replace(target, nodes={number: target.nodes[number] for number in wanted})
     replies = await ask_task(asked, nodes, TASK, _encode(wanted), Answered())
-    versions: dict[bytes, ShownDocument] = {}
+    versions: dict[bytes, AnsweredDocument] = {}
     for number, result in replies.items():
-        for one in map(ShownDocument, wanted[number], *_decode_columns(result)):
+        for one in map(AnsweredDocument, wanted[number], *_decode_columns(result)):
             known = versions.get(one.id)
             if known is None or known.offset < one.offset:
                 versions[one.id] = one

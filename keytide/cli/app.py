@@ -17,7 +17,7 @@ from keytide.cli.calls import asks, listed, titled
 from keytide.cli.data_folder import running_pid
 from keytide.cli.nodes import reader
 from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url, json_file, look_s, set_patience
-from keytide.cli.output import err, facts, friendly_errors, out, print_json, table
+from keytide.cli.output import details, err, friendly_errors, out, print_json, table
 from keytide.cli.plug_ins import CommandGroup
 from keytide.cli.scan import scan
 from keytide.cli.sql import sql
@@ -132,7 +132,7 @@ def index_show(
             looks.show_index(document)
 
 
-@asks(index_app, "build", lambda build, **_: facts(f"Build {build['id']}", build))
+@asks(index_app, "build", lambda build, **_: details(f"Build {build['id']}", build))
 def index_build(
     admin: Admin,
     names: list[str],

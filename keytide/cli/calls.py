@@ -12,7 +12,7 @@ import typer
 
 from keytide.cli.admin import coordinator
 from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
-from keytide.cli.output import facts, friendly_errors, print_json, table
+from keytide.cli.output import details, friendly_errors, print_json, table
 from keytide.cli.rendering import cells
 
 Command = Callable[..., Any]
@@ -74,4 +74,4 @@ def listed(title: str, columns: Sequence[str]) -> Show:
 
 def titled(title: str) -> Show:
     """Prints one thing's members; the title may name the command's arguments in braces."""
-    return lambda document, **given: facts(title.format(**given), document)
+    return lambda document, **given: details(title.format(**given), document)

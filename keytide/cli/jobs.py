@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from keytide.cli.admin import AWAY, Admin, duration, left_running, rest, why_ended
 from keytide.cli.calls import asks, listed, titled
-from keytide.cli.output import facts, out, print_json, progress, size
+from keytide.cli.output import details, out, print_json, progress, size
 from keytide.cli.sql import at_terminal
 from keytide.errors import CallerError
 
@@ -136,7 +136,7 @@ def show_job(admin: Admin, job: dict[str, Any], wait: bool, as_json: bool) -> No
     if as_json:
         print_json(job)
     else:
-        facts(f"Job {job['id']}", job)
+        details(f"Job {job['id']}", job)
     if wait and job.get("clean") is False:
         if not as_json:
             out.print(f"keytide job report {job['id']} shows what is wrong")
@@ -234,7 +234,7 @@ def job_throttle(admin: Admin, job: str, copy_rate: CopyRate) -> Any:
 
 def _show_report(report: dict[str, Any], job: str, **_: Any) -> None:
     hidden = ("differences", "indexes", "offset", "next", "timestamp")
-    facts(f"Report of job {job}", {name: value for name, value in report.items() if name not in hidden})
+    details(f"Report of job {job}", {name: value for name, value in report.items() if name not in hidden})
     listed("Indexes", ("name", "entries", "unproven", "not_examined", "counts"))(report["indexes"])
     if report["differences"]:
         listed("Differences", DIFFERENCE_COLUMNS)(report["differences"])

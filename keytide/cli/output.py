@@ -80,7 +80,7 @@ def table(
         _lines(zip(columns, cells, strict=True))
 
 
-def facts(title: str, document: Mapping[str, Any]) -> None:
+def details(title: str, document: Mapping[str, Any]) -> None:
     """One thing's members, a line each, in units that people read."""
     found = ((name, readable(name, value)) for name, value in document.items())
     _lines(

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rich.markup import escape
 
-from keytide.cli.output import facts, out, readable, table
+from keytide.cli.output import details, out, readable, table
 from keytide.model.health import Status, Verdict
 
 Document = Mapping[str, Any]
@@ -103,14 +103,14 @@ def show_troubles(topology: Document) -> None:
 
 
 def show_index(document: Document) -> None:
-    """One index: its facts, and its slices."""
+    """One index: its members, and its slices."""
     slices: Sequence[Document] = document.get("slice_states") or ()
     layouts: Sequence[Document] = document.get("layouts") or ()
     apart = ("slice_states", "layouts", "hot")
     told = {name: value for name, value in document.items() if name not in apart}
     if isinstance(copies := told.get("copies"), dict):
         told["copies"] = ", ".join(f"{count:,} {kind}" for kind, count in copies.items())
-    facts(f"Index {document.get('name')}", told)
+    details(f"Index {document.get('name')}", told)
     if slices:
         _show_slices("Slices", slices)
     if layouts:

@@ -20,7 +20,7 @@ from rich.markup import escape
 from keytide.cli.admin import coordinator
 from keytide.cli.nodes import reader
 from keytide.cli.options import DEFAULT_DATA_DIR, AtLeast, DataDir, Json, Tip, Url
-from keytide.cli.output import err, facts, friendly_errors, out, print_json, table
+from keytide.cli.output import details, err, friendly_errors, out, print_json, table
 from keytide.client import Client
 from keytide.errors import CallerError
 
@@ -134,7 +134,7 @@ class _Runner:
         if self._as_json:
             print_json(answer)
         else:
-            facts("", answer)
+            details("", answer)
 
     def _query(self, text: str) -> None:
         client = self._reader()
@@ -216,7 +216,7 @@ def show_plan(plan: dict[str, Any]) -> None:
         limit = "" if plan["limit"] is None else f"LIMIT {plan['limit']} "
         lines["rows"] = f"{limit}OFFSET {plan['offset']}" if plan["offset"] else limit.strip()
     lines["estimate"] = f"{estimate['entries_read']:,} entries of {known}"
-    facts("", lines)
+    details("", lines)
     others = plan["other_indexes"]
     if others:
         table("Other indexes", ("index", "why not"), [[name, others[name]] for name in sorted(others)])

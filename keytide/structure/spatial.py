@@ -155,7 +155,7 @@ class Spatial(KeyedStructure):
     def stored(self, keys: Sequence[bytes]) -> list[tuple[bytes, ...]]:
         return list(map(self._stored, keys))
 
-    def places(self, values: Sequence[Any]) -> list[Place | Exception]:
+    def indexed_places(self, values: Sequence[Any]) -> list[Place | Exception]:
         """What of many documents' values is indexed, or why nothing is: points together.
 
         The errors are those of `encode_part` and `geometry_of`, and what a library of geometry raises.

@@ -65,7 +65,7 @@ class FunctionWriter:
         self._stored_bytes = "len(key)"
         if isinstance(self._structure, Spatial):
             self.constants |= {
-                "places_of": self._structure.places,
+                "places_of": self._structure.indexed_places,
                 "partition_keys_of": partition_keys_of,
                 "point_head": POINT_HEAD,
                 "first": itemgetter(0),

@@ -18,10 +18,10 @@ from confluent_kafka.admin import AdminClient
 
 from deploy.kafka import EmbeddedKafka
 from indexer.validation.primary import (
+    AnsweredDocument,
     PrimaryAnswer,
     PrimaryMisconfiguredError,
     PrimaryUnreachableError,
-    ShownDocument,
 )
 from indexer.validation.sql import SqlPrimary
 from indexer.validation.topic import NO_VERSION, RECORD_GONE, TOO_FAR, TWO_PARTITIONS, TopicPrimary
@@ -81,7 +81,7 @@ def base(server: Postgres) -> Iterator[Base]:
 def look_up(
     primary: SqlPrimary, ids: Iterable[str], fields: Iterable[str] = ("city",), timeout_s: float = 10.0
 ) -> Answers:
-    asked = [ShownDocument(id_.encode(), 0, 7) for id_ in ids]
+    asked = [AnsweredDocument(id_.encode(), 0, 7) for id_ in ids]
     answers = primary.documents(asked, list(fields), NOW, timeout_s)
     return {
         one.id.decode(): (None if a.document is None else json.loads(a.document), a.position)
@@ -283,7 +283,7 @@ class Topic:
         assert self._producer.flush(20) == 0
         return offsets[0]
 
-    def ask(self, *asked: ShownDocument, **since: int) -> list[PrimaryAnswer]:
+    def ask(self, *asked: AnsweredDocument, **since: int) -> list[PrimaryAnswer]:
         """What is found; `p0=7` says that the snapshot has partition 0 up to offset 7."""
         timestamp = Timestamp.of({int(name[1:]): offset for name, offset in since.items()})
         return self.primary.documents(asked, (), timestamp, 15.0)
@@ -300,12 +300,12 @@ def test_newer_records_count_and_the_others_are_proved_at_their_place(
     at = {id_: one.write(id_, {"city": id_}) for id_ in ("a", "b", "c", "d")}
     other = one.write("e", {"city": "e"}, 1)
     new = [one.write("a", {"city": "new"}), one.write("a", {"city": "newer"}), one.write("b", None)]
-    asked = [ShownDocument(id_.encode(), 0, offset) for id_, offset in at.items()]
+    asked = [AnsweredDocument(id_.encode(), 0, offset) for id_, offset in at.items()]
     answers = one.ask(
         *asked,
-        ShownDocument(b"e", 1, other),
-        ShownDocument(b"d2", 0, at["d"]),
-        ShownDocument(b"f"),
+        AnsweredDocument(b"e", 1, other),
+        AnsweredDocument(b"d2", 0, at["d"]),
+        AnsweredDocument(b"f"),
         p0=4,
         p1=1,
     )
@@ -329,7 +329,7 @@ def test_places_far_apart_are_read_in_runs(kafka: EmbeddedKafka, topic: TopicFac
         producer.poll(0)
     assert producer.flush(30) == 0
     wanted = [*range(0, 6_000, 997), 5, 6, 7, 5_999]
-    asked = [ShownDocument(b"d%d" % n, n % 3, n // 3) for n in wanted]
+    asked = [AnsweredDocument(b"d%d" % n, n % 3, n // 3) for n in wanted]
     began = time.monotonic()
     answers = one.ask(*asked, p0=2_000, p1=2_000, p2=2_000)
     assert time.monotonic() - began < 10
@@ -342,8 +342,8 @@ def test_a_log_whose_end_is_too_far_tells_nothing(kafka: EmbeddedKafka, topic: T
     place = one.write("a", {"city": "a"})
     for number in range(10):
         one.write(f"b{number}", {})
-    assert as_json(one.ask(ShownDocument(b"a", 0, place), p0=1)[0]) == ({"city": "a"}, 1, "")
-    assert one.ask(ShownDocument(b"a", 0, place), p0=0)[0].why == TOO_FAR
+    assert as_json(one.ask(AnsweredDocument(b"a", 0, place), p0=1)[0]) == ({"city": "a"}, 1, "")
+    assert one.ask(AnsweredDocument(b"a", 0, place), p0=0)[0].why == TOO_FAR
     one.primary.close()
 
 
@@ -352,11 +352,11 @@ def test_an_id_in_two_partitions_and_records_that_are_gone(kafka: EmbeddedKafka,
     one = Topic(kafka, name)
     place = one.write("a", {"city": "a"})
     one.write("a", {"city": "b"}, 1)
-    assert one.ask(ShownDocument(b"a", 0, place), p0=1)[0].why == TWO_PARTITIONS
+    assert one.ask(AnsweredDocument(b"a", 0, place), p0=1)[0].why == TWO_PARTITIONS
     one.write("b", {})
     _delete_below(kafka, name, 2)
-    assert one.ask(ShownDocument(b"a", 0, place), p0=2, p1=1)[0].why == RECORD_GONE, "the record itself"
-    assert one.ask(ShownDocument(b"a", 0, place), p0=1, p1=1)[0].why == RECORD_GONE, (
+    assert one.ask(AnsweredDocument(b"a", 0, place), p0=2, p1=1)[0].why == RECORD_GONE, "the record itself"
+    assert one.ask(AnsweredDocument(b"a", 0, place), p0=1, p1=1)[0].why == RECORD_GONE, (
         "what came after the snapshot"
     )
     one.primary.close()
@@ -370,10 +370,10 @@ def _delete_below(kafka: EmbeddedKafka, topic: str, offset: int) -> None:
 
 def test_a_topic_or_a_broker_that_is_not_there_is_unreachable(kafka: EmbeddedKafka) -> None:
     with pytest.raises(PrimaryUnreachableError):
-        Topic(kafka, "nobody-made-this").ask(ShownDocument(b"a", 0, 0))
+        Topic(kafka, "nobody-made-this").ask(AnsweredDocument(b"a", 0, 0))
     settings = load_settings(kafka={"bootstrap": "127.0.0.1:1"}, primary={"t": {"kind": "topic"}})
     with pytest.raises(PrimaryUnreachableError):
-        TopicPrimary("t", settings).documents([ShownDocument(b"a", 0, 0)], (), NOW, 0.5)
+        TopicPrimary("t", settings).documents([AnsweredDocument(b"a", 0, 0)], (), NOW, 0.5)
 
 
 # --- through a cluster ------------------------------------------------------------------------------------

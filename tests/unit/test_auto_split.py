@@ -13,7 +13,7 @@ from coordinator.builds.registry import BuildLimits
 from coordinator.core.events import WrittenTold
 from coordinator.core.instructions import AskWritten, Instruction
 from coordinator.core.slice_loads import Hot
-from coordinator.statements.auto_split import AutoSplitLimits, share, what_parts
+from coordinator.statements.auto_split import AutoSplitLimits, share_of_load, what_parts
 from coordinator.statements.partitions import splits_of
 from coordinator.views import views
 from coordinator.views.index_health import index_reasons
@@ -433,8 +433,8 @@ def test_whether_it_has_helped_is_seen_where_the_load_has_gone(hot: Hot, helps: 
 
 def test_a_share_is_of_the_whole_index() -> None:
     index = SplitWorld().bearer()
-    assert share(index, Hot(0, "writes", 300, 100)) == 0.5
-    assert share(index, Hot(0, "writes", 0, 0)) == 0.0
+    assert share_of_load(index, Hot(0, "writes", 300, 100)) == 0.5
+    assert share_of_load(index, Hot(0, "writes", 0, 0)) == 0.0
 
 
 # --- the option ---------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def rates(world: CopiesWorld) -> dict[str, int]:
 
 
 def shown(world: CopiesWorld, id_: str) -> dict[str, Any]:
-    return job_views.shown(world.leader, id_, world.now)
+    return job_views.by_id(world.leader, id_, world.now)
 
 
 def next_one(world: CopiesWorld, record: CopyRecord) -> CopyRecord:

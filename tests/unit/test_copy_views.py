@@ -173,7 +173,7 @@ def test_a_copy_is_a_job(says: dict[str, Any], state: str, percent: float, doing
     world.says["n3", 0] = says
     world.beat()
     (job,) = job_views.jobs(world.leader, world.now)
-    assert job == job_views.shown(world.leader, "c20", world.now)
+    assert job == job_views.by_id(world.leader, "c20", world.now)
     assert (job["id"], job["kind"], job["indexes"], job["state"]) == ("c20", "copy", ["by_city"], state)
     assert (job["percent"], job["waiting_for"]) == (percent, "")
     assert job["detail"] == f"slice 0 on node n3, from node n1: {doing}"
@@ -348,7 +348,7 @@ def test_what_verifies_waits_for_no_node_whose_slices_another_one_has() -> None:
     for silent, told in (({"n2"}, ""), ({"n1", "n2"}, "node n1, which")):
         world.silent = silent
         world.live(5_000)
-        document = job_views.shown(world.leader, job, world.now)
+        document = job_views.by_id(world.leader, job, world.now)
         assert document["state"] == "RUNNING"
         assert document["waiting_for"].startswith(told) if told else document["waiting_for"] == ""
 

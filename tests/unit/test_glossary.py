@@ -1,5 +1,5 @@
-"""Names of modules and public classes are held against docs/glossary.md: none is a word that was retired,
-each term stands there once, and the types that it speaks of are among its terms."""
+"""Names of modules, public classes and functions are held against docs/glossary.md: none is a word that was
+retired, each term stands there once, and the types that it speaks of are among its terms."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from tests.unit.test_style import PRODUCT, ROOT, named, sources, tree
 
 PAGE = (ROOT / "docs/glossary.md").read_text()
 NOT_USED = "## Not used"
-PENDING = frozenset({"shown"})
-"""Retired words that some name still has. It is exactly these: who renames the last one takes the word out,
-and none is put in."""
 TYPES = ("keytide/catalog/records.py", "keytide/catalog/copies.py", "keytide/model/timestamp.py")
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
@@ -63,6 +60,16 @@ def names() -> Iterator[tuple[str, str]]:
                 yield named(path), node.name
 
 
+def functions() -> Iterator[tuple[str, str]]:
+    """(module, name) of the public functions of the product's modules and public classes."""
+    for path in sources(PRODUCT):
+        top = tree(path).body
+        classes = [node for node in top if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+        for node in [*top, *(member for one in classes for member in one.body)]:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+                yield named(path), node.name
+
+
 def test_each_term_stands_there_once() -> None:
     counts = Counter(terms())
     assert len(counts) > 40
@@ -70,17 +77,21 @@ def test_each_term_stands_there_once() -> None:
     assert set(retired()).isdisjoint(counts)
 
 
-def test_no_name_has_a_retired_word_but_those_that_are_still_to_go() -> None:
+def test_no_name_of_a_module_or_class_has_a_retired_word() -> None:
     assert len(retired()) > 20
-    assert set(retired()) >= PENDING
-    found: dict[str, list[tuple[str, str]]] = {}
-    for module, name in names():
-        for word, alone in retired().items():
-            if breaks(name, word, alone):
-                found.setdefault(word, []).append((module, name))
-    again = {word: where for word, where in found.items() if word not in PENDING}
-    assert again == {}, "docs/glossary.md says what is said instead"
-    assert set(found) == PENDING, "some words are gone: take them out of PENDING"
+    found = [
+        (module, name)
+        for module, name in names()
+        for word, alone in retired().items()
+        if breaks(name, word, alone)
+    ]
+    assert found == [], "docs/glossary.md says what is said instead"
+
+
+def test_no_function_is_called_by_a_retired_word_alone() -> None:
+    assert len(list(functions())) > 2_000
+    found = [(module, name) for module, name in functions() for word in retired() if breaks(name, word, True)]
+    assert found == [], "docs/glossary.md says what is said instead"
 
 
 def test_types_of_the_vocabulary_are_terms() -> None:

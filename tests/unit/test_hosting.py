@@ -287,7 +287,7 @@ def test_a_lost_slice_is_put_away_and_waits_for_another_build(place: Place) -> N
     assert place.hosting.runners == {}
     status = place.status()
     assert (status.state, status.reason, status.queue_horizon) == ("LOST", "the queue is gone", -1)
-    assert place.hosting.news() == [SliceChange(KEY, "LOST", -1, 0)]
+    assert place.hosting.slice_changes() == [SliceChange(KEY, "LOST", -1, 0)]
     place.index("READY")
     assert place.status().state == "LOST"
     place.rebuild("r-1")

@@ -54,7 +54,7 @@ def reasons(world: CopyWorld) -> list[Reason]:
 
 
 def shown(world: CopyWorld, id_: str) -> dict[str, Any]:
-    return job_views.shown(world.leader, id_, world.now)
+    return job_views.by_id(world.leader, id_, world.now)
 
 
 def put_index(world: CopyWorld, **members: Any) -> IndexRecord:

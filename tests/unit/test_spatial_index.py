@@ -182,7 +182,7 @@ def test_places_of_many_documents_are_those_of_each(values: list[Any], srid: int
         except (ValueError, TypeError) as error:
             return type(error), str(error)
 
-    found = structure.places(values)
+    found = structure.indexed_places(values)
     shown = [(type(one), str(one)) if isinstance(one, Exception) else one for one in found]
     assert shown == list(map(of_one, values))
 

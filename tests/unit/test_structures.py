@@ -30,7 +30,8 @@ from tests.structure_kit import as_stored, digests_of, entries_by_key, places
 
 NAMES = sorted(STRUCTURES)
 OF_VALUES = [name for name in NAMES if name != "spatial"]
-"""Those whose keys are whatever values; the keys of the others are places (test_spatial_structure.py)."""
+"""Those whose keys are whatever values; the keys of the others are places (`test_spatial_index`, and
+`tests/property/test_geometry.py`)."""
 parts = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 3), st.sampled_from([0.5, 2.0, 2**60]), st.text(max_size=3)
 )

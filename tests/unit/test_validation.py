@@ -23,10 +23,10 @@ from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied, SliceStore, StoreDamagedError, StoredDocument
 from indexer.validation.executor import PrimaryThreads
 from indexer.validation.primary import (
+    AnsweredDocument,
     PrimaryAnswer,
     PrimaryMisconfiguredError,
     PrimaryUnreachableError,
-    ShownDocument,
 )
 from indexer.validation.service import primary_of
 from indexer.validation.sql import SqlPrimary
@@ -83,7 +83,7 @@ def judge_one(
     entries = [(key, value) for key, value, _ in projected(statement, {"a": indexed})]
     assert entries
     assert judge.ids(entries) == [b"a"] * len(entries)
-    asked = [ShownDocument(b"a", 0, offset)] * len(entries)
+    asked = [AnsweredDocument(b"a", 0, offset)] * len(entries)
     return judge.verdicts(entries, asked, {b"a": now}, columns=columns)
 
 
@@ -201,7 +201,7 @@ def look_up(
     primary: SqlPrimary, ids: Iterable[str], fields: Collection[str] = ("city",), offset: int = 7
 ) -> dict[str, tuple[Any, int | None]]:
     """Id -> (document, position)."""
-    asked = [ShownDocument(id_.encode(), 1, offset) for id_ in ids]
+    asked = [AnsweredDocument(id_.encode(), 1, offset) for id_ in ids]
     answers = primary.documents(asked, fields, Timestamp(), 10.0)
     return {
         one.id.decode(): (None if a.document is None else json.loads(a.document), a.position)
@@ -347,7 +347,7 @@ def test_a_request_whose_time_is_over_asks_nothing_more(database: Database) -> N
     database.run("CREATE TABLE users (id TEXT, city TEXT)")
     primary = database.primary(columns={"city": "city"})
     with pytest.raises(PrimaryUnreachableError):
-        primary.documents([ShownDocument(b"a")], ["city"], Timestamp(), 0.0)
+        primary.documents([AnsweredDocument(b"a")], ["city"], Timestamp(), 0.0)
 
 
 def test_without_the_optional_parts_a_database_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,7 +474,7 @@ class Gate:
         self._lock = threading.Lock()
 
     def documents(
-        self, asked: Sequence[ShownDocument], fields: Collection[str], since: Timestamp, timeout_s: float
+        self, asked: Sequence[AnsweredDocument], fields: Collection[str], since: Timestamp, timeout_s: float
     ) -> list[PrimaryAnswer]:
         with self._lock:
             self.inside += 1
@@ -495,7 +495,9 @@ def test_calls_are_limited_and_one_that_hangs_keeps_its_place() -> None:
 
         async def call(timeout_s: float) -> int:
             return len(
-                await threads.run(lambda p: p.documents([ShownDocument(b"a")], (), Timestamp(), 1), timeout_s)
+                await threads.run(
+                    lambda p: p.documents([AnsweredDocument(b"a")], (), Timestamp(), 1), timeout_s
+                )
             )
 
         hanging = [asyncio.ensure_future(call(0.05)) for _ in range(2)]

@@ -16,11 +16,11 @@ import xxhash
 from indexer.scan.gather.service import ScanService
 from indexer.scan.request.request import HoldRequest, ScanRequest
 from indexer.validation.primary import (
+    AnsweredDocument,
     NoPrimaryError,
     PrimaryAnswer,
     PrimaryMisconfiguredError,
     PrimaryUnreachableError,
-    ShownDocument,
 )
 from indexer.validation.service import Validation
 from indexer.validation.verdicts import NO_VERSION, NOT_THERE_YET, PRIMARY_BEHIND
@@ -53,7 +53,7 @@ class Primary:
         self.since: Timestamp | None = None
 
     def documents(
-        self, asked: Sequence[ShownDocument], fields: Collection[str], since: Timestamp, timeout_s: float
+        self, asked: Sequence[AnsweredDocument], fields: Collection[str], since: Timestamp, timeout_s: float
     ) -> list[PrimaryAnswer]:
         assert timeout_s > 0
         self.before()

@@ -101,7 +101,7 @@ class CountAnswer(Explained, kw_only=True):
     count: int
 
 
-class GroupShown(msgspec.Struct, forbid_unknown_fields=True):
+class AggregateGroup(msgspec.Struct, forbid_unknown_fields=True):
     """One group."""
 
     key: list[Any]
@@ -116,7 +116,7 @@ class GroupShown(msgspec.Struct, forbid_unknown_fields=True):
 class AggregateAnswer(Explained, kw_only=True):
     """Groups in the order of their keys."""
 
-    groups: list[GroupShown]
+    groups: list[AggregateGroup]
     more: Annotated[bool, Meta(description="whether there are groups behind the last one")]
 
 
@@ -170,7 +170,7 @@ class QueryAnswer(Explained, kw_only=True):
     plan: PlanAnswer | UnsetType = UNSET
 
 
-class IndexShown(msgspec.Struct, forbid_unknown_fields=True):
+class ScannableIndex(msgspec.Struct, forbid_unknown_fields=True):
     """An index that can be scanned, when it is READY."""
 
     name: str

@@ -15,12 +15,12 @@ from indexer.scan.http.answers import (
     CountAnswer,
     HealthAnswer,
     HoldAnswer,
-    IndexShown,
     PlanAnswer,
     Problem,
     QueryAnswer,
     ReadyAnswer,
     ScanAnswer,
+    ScannableIndex,
 )
 from indexer.scan.request.request import CountRequest, HoldRequest, Moment, ScanRequest
 
@@ -116,7 +116,7 @@ def _show_answers(page: dict[str, Any]) -> None:
     Args:
         page: with all routes, and the status of every problem that they may answer with.
     """
-    kinds: list[type] = [Problem, IndexShown, *(one for kinds in _OF_ACTION.values() for one in kinds)]
+    kinds: list[type] = [Problem, ScannableIndex, *(one for kinds in _OF_ACTION.values() for one in kinds)]
     _, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
     page.setdefault("components", {}).setdefault("schemas", {}).update(components)
     for path, operations in page["paths"].items():
@@ -139,7 +139,7 @@ def _content(path: str) -> dict[str, Any]:
     action = path[path.rindex("/") :]
     kinds = _OF_ACTION.get(action)
     if kinds is None:
-        return {_JSON: {"schema": {"type": "array", "items": _reference(IndexShown)}}}
+        return {_JSON: {"schema": {"type": "array", "items": _reference(ScannableIndex)}}}
     schemas = [_reference(kind) for kind in kinds]
     content: dict[str, Any] = {_JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
     if action == "/scan":
