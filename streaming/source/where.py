@@ -20,7 +20,17 @@ from itertools import product
 from math import prod
 from typing import Any, Final
 
-from keytide.definition.expression import And, Comparison, In, Like, Literal, Or, Predicate, Relates
+from keytide.definition.expression import (
+    And,
+    Comparison,
+    DistanceTo,
+    In,
+    Like,
+    Literal,
+    Or,
+    Predicate,
+    Relates,
+)
 from keytide.definition.render import render_expression, render_predicate
 from keytide.definition.semantics import compare
 from keytide.query.parse.normal import FALSE, TRUE, normal
@@ -29,6 +39,9 @@ from streaming.source.options import OptionError
 
 MAX_SPANS: Final = 1_000
 """As many as nodes take in one request by default (`scan.max_spans`)."""
+
+_FARTHEST: Final = 1e300
+"""No distance is larger, in a plane either; larger integers may be none of the doubles."""
 
 Span = dict[str, Any]
 _Condition = Comparison | In | Like
@@ -58,13 +71,25 @@ def selection_of(text: str, parts: Sequence[str]) -> dict[str, Any] | None:
     """The members of a scan request for the rows for which a condition is true; None where there are none.
     Takes and raises what `spans_of` does."""
     condition = normal(_parsed(text))
-    if isinstance(condition, Relates) and render_expression(condition.operand) in parts[:1]:
-        place = json.loads(condition.place.geojson)
-        if condition.relation == "dwithin":
-            return {"near": {"point": place, "metres": condition.metres}, "srid": condition.place.srid}
-        return {condition.relation: place, "srid": condition.place.srid}
+    asked = _asked_of_place(condition)
+    if asked is not None and render_expression(asked.operand) in parts[:1]:
+        place = json.loads(asked.place.geojson)
+        if asked.relation == "dwithin":
+            return {"near": {"point": place, "metres": asked.metres}, "srid": asked.place.srid}
+        return {asked.relation: place, "srid": asked.place.srid}
     spans = _spans_of(condition, parts)
     return {} if spans is None else {"spans": spans} if spans else None
+
+
+def _asked_of_place(node: Predicate) -> Relates | None:
+    """What a condition asks of one place; a distance of at most so many metres is ST_DWithin."""
+    match node:
+        case Relates():
+            return node
+        case Comparison("<=", DistanceTo() as distance, Literal(value=int() | float() as metres)):
+            if type(metres) is not bool and 0 <= metres <= _FARTHEST:
+                return Relates("dwithin", distance.operand, distance.place, float(metres))
+    return None
 
 
 def spans_of(text: str, parts: Sequence[str]) -> list[Span] | None:

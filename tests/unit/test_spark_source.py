@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,6 +180,41 @@ def test_a_condition_that_always_holds_selects_everything() -> None:
 def test_what_is_no_condition_on_leading_key_parts_is_refused(text: str, told: str) -> None:
     with pytest.raises(CallerError, match=told):
         where.spans_of(text, ["a", "n"])
+
+
+HERE: dict[str, Any] = {"type": "Point", "coordinates": [7.0, 50.0]}
+
+
+@pytest.mark.parametrize(
+    ("text", "selection"),
+    [
+        ("ST_Within(at, ST_Point(7, 50))", {"within": HERE, "srid": 4326}),
+        ("ST_Contains(at, ST_Point(7, 50))", {"contains": HERE, "srid": 4326}),
+        ("ST_Within(ST_Point(7, 50), at)", {"contains": HERE, "srid": 4326}),
+        ("ST_Intersects(at, ST_Point(7, 50, 0))", {"intersects": HERE, "srid": 0}),
+        ("ST_DWithin(at, ST_Point(7, 50), 90)", {"near": {"point": HERE, "metres": 90.0}, "srid": 4326}),
+        ("ST_Distance(at, ST_Point(7, 50)) <= 90", {"near": {"point": HERE, "metres": 90.0}, "srid": 4326}),
+    ],
+)
+def test_a_condition_on_a_place_becomes_that_of_a_scan(text: str, selection: dict[str, Any]) -> None:
+    assert where.selection_of(text, ["at"]) == selection
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ST_Within(home, ST_Point(7, 50))",
+        "NOT ST_Within(at, ST_Point(7, 50))",
+        "ST_Within(at, ST_Point(7, 50)) AND ST_Contains(at, ST_Point(7, 50))",
+        "ST_Within(at, ST_Point(7, 50)) OR n = 1",
+        "ST_Distance(at, ST_Point(7, 50)) > 90",
+        "ST_Distance(at, ST_Point(7, 50)) <= TRUE",
+        f"ST_Distance(at, ST_Point(7, 50)) <= 1{'0' * 400}",
+    ],
+)
+def test_other_conditions_on_places_are_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="one condition on a place, alone, of a spatial index"):
+        where.selection_of(text, ["at"])
 
 
 def test_conditions_are_bounded() -> None:
@@ -353,20 +388,20 @@ PEOPLE = [person(at) for at in range(400)]
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    yield from _served(load_settings())
+    yield from _served(load_settings(), CITIES_AND_NUMBERS.format("btree"))
 
 
-def _served(settings: Settings, using: str = "btree") -> Iterator[Served]:
-    world = World(
-        f"CREATE INDEX by_city ON users USING {using} (city, n) INCLUDE (name, more) WITH (slices=3)",
-        node_count=2,
-    )
+CITIES_AND_NUMBERS = "CREATE INDEX by_city ON users USING {} (city, n) INCLUDE (name, more) WITH (slices=3)"
+
+
+def _served(settings: Settings, statement: str, documents: Sequence[Doc] = PEOPLE) -> Iterator[Served]:
+    world = World(statement, node_count=2)
     first, second = world.views.values()
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(view, settings)) for view in (first, second)]
         first.urls = second.urls = dict(zip(world.views, urls, strict=True))
         made = Served(world, urls)
-        made.commit(5, *PEOPLE)
+        made.commit(5, *documents)
         yield made
 
 
@@ -450,7 +485,7 @@ def test_selections_are_pushed_down(
 
 @pytest.fixture
 def hashed() -> Iterator[Served]:
-    yield from _served(load_settings(), "hash")
+    yield from _served(load_settings(), CITIES_AND_NUMBERS.format("hash"))
 
 
 @pytest.mark.parametrize(
@@ -467,6 +502,49 @@ def hashed() -> Iterator[Served]:
 )
 def test_whole_keys_of_a_hash_index_are_read(hashed: Served, options: dict[str, str], ids: list[str]) -> None:
     assert [id_ for (id_,) in rows(hashed.source(**options), "id STRING")] == ids
+
+
+STOPS: dict[str, tuple[float, float]] = {
+    f"s{x}{y}": (7 + x / 10, 50 + y / 10) for x in range(8) for y in range(8)
+}
+
+
+@pytest.fixture(params=["PARTITION BY RANGE(cell) SPLIT AT (5100000000000000000)", "PARTITION BY HASH(id)"])
+def placed(request: pytest.FixtureRequest) -> Iterator[Served]:
+    at = "CREATE INDEX by_city ON users USING spatial (at) INCLUDE (name)"
+    stops = [
+        Doc([{"type": "Point", "coordinates": list(at)}], id_, b'{"name":"x"}') for id_, at in STOPS.items()
+    ]
+    yield from _served(load_settings(), f"{at} {request.param}", stops)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"where": "ST_Within(at, ST_MakeEnvelope(7.05, 50.05, 7.35, 50.25))"},
+        {"where": "ST_Intersects(ST_MakeEnvelope(7.05, 50.05, 7.35, 50.25), at)"},
+        {"within": "[7.05, 50.05, 7.35, 50.25]"},
+    ],
+)
+def test_a_condition_on_a_place_is_read_by_all_tasks_and_each_document_once(
+    placed: Served, options: dict[str, str]
+) -> None:
+    wanted = sorted(id_ for id_, (x, y) in STOPS.items() if 7.05 < x < 7.35 and 50.05 < y < 50.25)
+    assert [id_ for (id_,) in rows(placed.source(**options), "id STRING")] == wanted
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"where": "ST_DWithin(at, ST_Point(7.2, 50.2), 12000)"},
+        {"near": '{"point": [7.2, 50.2], "metres": 12000}'},
+    ],
+)
+def test_what_lies_around_a_place_is_read(placed: Served, options: dict[str, str]) -> None:
+    """A tenth of a degree is 11.1 km to the north there, and 7.1 km to the east."""
+    assert [id_ for (id_,) in rows(placed.source(**options), "id STRING")] == [
+        *("s12", "s21", "s22", "s23", "s32"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -625,7 +703,7 @@ def test_a_node_that_is_away_is_passed_over(served: Served) -> None:
 
 def test_the_token_comes_from_the_option_or_the_drivers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings(security={"tokens": {"s3cret": ["read"]}})
-    for served in _served(settings):
+    for served in _served(settings, CITIES_AND_NUMBERS.format("btree")):
         with pytest.raises(CallerError, match="Option `token`") as caught:
             served.source()
         assert caught.value.problem_type == "not-allowed"

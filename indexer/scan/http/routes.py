@@ -29,6 +29,7 @@ from indexer.scan.stream.streams import OpenLimit, Streams
 from indexer.scan.tail.events import TailResponse
 from indexer.scan.tail.moments import TailRequest
 from indexer.scan.tail.tails import Tails
+from keytide.query.parse.expressions import FUNCTIONS
 
 _SCANS: Final[Examples] = {
     "the latest arrivals at an airport": {"equals": ["ORD"], "limit": 10},
@@ -143,7 +144,7 @@ def add_routes(app: FastAPI, endpoint: Endpoint) -> Handler:
         "/aggregate",
         AggregateRequest,
         aggregate,
-        ("Count, sum, min, max, avg by group", "Aggregate by hand"),
+        (f"{', '.join(FUNCTIONS.values()).capitalize()} by group", "Aggregate by hand"),
         _AGGREGATES,
     )
     return scan
