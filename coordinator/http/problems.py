@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from typing import Final
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -13,9 +15,18 @@ from keytide.serving import problems as http_problems
 log = logging.getLogger(__name__)
 
 
+_OF_NODES: Final = re.compile(r"/v1/(indexes/[^/]+/(scan|count|aggregate|tail|snapshots)|query)/?")
+
+
+def _elsewhere(path: str) -> str:
+    if not _OF_NODES.fullmatch(path):
+        return ""
+    return "ask an indexer node, as they answer scans: `keytide node list` has their addresses"
+
+
 def add_error_handlers(app: FastAPI) -> None:
     """Turn errors of all kinds into problem documents; our own bugs are logged with their story."""
-    http_problems.add_plain_handler(app, "see /docs for what there is")
+    http_problems.add_plain_handler(app, "see /docs for what there is", _elsewhere)
 
     @app.exception_handler(KeytideError)
     async def known(_: Request, error: KeytideError) -> Response:

@@ -7,8 +7,9 @@ from typing import Final
 from keytide.errors import CallerError
 
 _LOOK: Final = "docs/define-an-index.md and docs/query.md say what is understood"
-_WINDOW: Final = 100
-"""Characters of a line that are shown at most."""
+_WINDOW: Final = 76
+"""Characters of a line that are shown at most: behind two blanks they fit into the usual 80, so that the
+caret is not below a line that was broken."""
 
 
 class InvalidStatementError(CallerError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import ClassVar, Final
 
 from sqlglot import exp
 from sqlglot.dialects.postgres import Postgres
@@ -96,7 +96,13 @@ _INSTEAD: Final[dict[type[exp.Expr], str]] = {
 
 
 class ValueReader:
-    """Takes value expressions over; raises `InvalidStatementError` with the place in `text`."""
+    """Takes value expressions over; raises `InvalidStatementError` with the place in `text`.
+
+    Attributes:
+        aggregates: names that stand around expressions, where such a thing may be.
+    """
+
+    aggregates: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -142,14 +148,15 @@ class ValueReader:
             return self._error(_INSTEAD[type(node)], node)
         if isinstance(node, exp.Func):
             name = node.name if isinstance(node, exp.Anonymous) else node.sql_name()
+            there_are = ("LOWER", "UPPER", "LENGTH", "COALESCE", "CAST", "UNNEST", *self.aggregates)
             return self._error(
-                f"there is no function {name.upper()} for indexes",
+                f"there is no function {name.upper()}" + ("" if self.aggregates else " for indexes"),
                 node,
                 did_you_mean(
                     name.upper(),
-                    map(str.upper, _CALLABLE),
-                    "There are LOWER, UPPER, LENGTH, COALESCE, CAST, UNNEST and those of places; "
-                    "write a field of that name in double quotes.",
+                    [*map(str.upper, _CALLABLE), *self.aggregates],
+                    f"There are {', '.join(there_are)} and those of places; write a field of that name in "
+                    "double quotes.",
                 ),
             )
         return self._error("this is not supported in an index", node)

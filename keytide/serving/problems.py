@@ -25,12 +25,23 @@ def of_error(error: KeytideError) -> Response:
     return response(error.problem(), error.status, {"Retry-After": "1"} if error.status == 503 else {})
 
 
-def add_plain_handler(app: FastAPI, next_step: str, failed: Callable[[str], None] = lambda _: None) -> None:
-    """Have `app` answer what the framework refuses with problem documents, whose types `failed` is told."""
+def add_plain_handler(
+    app: FastAPI,
+    next_step: str,
+    elsewhere: Callable[[str], str] = lambda _: "",
+    failed: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Have `app` answer what the framework refuses with problem documents, whose types `failed` is told.
+
+    Args:
+        next_step: what to do about it.
+        elsewhere: which other server has a path that there is not here, in words; "" for none.
+    """
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        document = plain(request, error, next_step)
+        other = elsewhere(request.url.path) if error.status_code == HTTPStatus.NOT_FOUND else ""
+        document = plain(request, error, other or next_step)
         failed(document["type"])
         return response(document, error.status_code, error.headers)
 

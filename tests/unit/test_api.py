@@ -340,7 +340,10 @@ def test_too_large_a_body(endpoint: Endpoint) -> None:
 
 
 def test_paths_and_methods_that_are_not_there(endpoint: Endpoint) -> None:
-    problem(endpoint.get("/v1/nope"), 404, "not-found")
+    assert "/docs" in problem(endpoint.get("/v1/nope"), 404, "not-found")["next_step"]
+    for path in ("builds", "jobs/j1", "indexes/by_city/map", "statements"):
+        told = problem(endpoint.get(f"/v1/{path}"), 404, "not-found")
+        assert "ask the coordinator" in told["next_step"]
     problem(endpoint.post("/v1/indexes//scan"), 404, "not-found")
     problem(endpoint.post("/v1/indexes/a/b/scan"), 404, "not-found")
     problem(endpoint.request("DELETE", SCAN), 405, "method-not-allowed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -24,6 +25,18 @@ CountError = Callable[[str], None]
 """Counts an error by its problem type."""
 OnBug = Callable[[InvariantViolationError], None]
 """Told of an invariant that does not hold: the node is to end."""
+
+
+_OF_COORDINATOR: Final = re.compile(
+    r"/v1/((statements|nodes|builds|jobs|stability|health|events|topology|cluster|rebalance)(/.*)?"
+    r"|indexes/[^/]+(/(load|map|skipped|violations|repair|verify))?)"
+)
+
+
+def _elsewhere(path: str) -> str:
+    if not _OF_COORDINATOR.fullmatch(path):
+        return ""
+    return "ask the coordinator (port 8091, unless it was told otherwise): `keytide up` says where it is"
 
 
 def problem_response(error: Exception, failed: CountError, on_bug: OnBug) -> Response:
@@ -54,7 +67,7 @@ def problem_response(error: Exception, failed: CountError, on_bug: OnBug) -> Res
 
 def add_problem_handlers(app: FastAPI, failed: CountError, on_bug: OnBug) -> None:
     """Make `app` answer every error in this form."""
-    http_problems.add_plain_handler(app, "see /docs for what this node answers", failed)
+    http_problems.add_plain_handler(app, "see /docs for what this node answers", _elsewhere, failed)
 
     @app.exception_handler(KeytideError)
     async def known(_: Request, error: KeytideError) -> Response:

@@ -183,7 +183,7 @@ class Agreement:
             )
         raise TimestampNotReachedError(
             f"waited {self._deadline.waited_ms} ms for {lacking}",
-            next_step="try again, or allow more with timeout_ms",
+            next_step="try again, or allow more with timeout_ms; `keytide status` says who is behind",
         )
 
     async def _rebuilt(self, index: Scannable) -> Scannable:

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from keytide.errors import UNDECODABLE, CallerError
 from keytide.http.loose_json import BrokenJsonError, json_or_text
+from keytide.model.hints import did_you_mean
 
 _KEYS: Final = ("equals", "low", "high")
 PLACES: Final = ("within", "contains", "intersects", "near")
@@ -330,7 +331,7 @@ def parse(kind: type[MomentT], body: bytes) -> MomentT:
     try:
         request: MomentT = _decoder(kind).decode(body or b"{}")
     except UNDECODABLE as error:
-        _refuse(error)
+        _refuse(error, kind)
     return request
 
 
@@ -360,7 +361,7 @@ def from_query(kind: type[MomentT], parameters: Iterable[tuple[str, str]]) -> Mo
     try:
         return msgspec.convert(members, kind, strict=False)
     except UNDECODABLE as error:
-        _refuse(error)
+        _refuse(error, kind)
 
 
 def _json(text: str) -> Any:
@@ -382,14 +383,16 @@ def _json_or_text(name: str, text: str) -> Any:
         _refuse(error)
 
 
-def _refuse(error: Exception) -> NoReturn:
-    """Raise `InvalidRequestError` that says where the request is wrong."""
+def _refuse(error: Exception, kind: type[msgspec.Struct] | None = None) -> NoReturn:
+    """Raise `InvalidRequestError` that says where a request of this kind is wrong, and what may be meant."""
     if isinstance(error, RecursionError):
         raise InvalidRequestError("arrays or objects are nested too deep") from error
     what, _, where = str(error).partition(" - at ")
     field = where.strip("`").removeprefix("$").removeprefix(".")
+    mistyped = "" if field else what.partition("unknown field `")[2].rstrip("`")
+    members = [one.encode_name for one in msgspec.structs.fields(kind)] if kind else []
     raise InvalidRequestError(
         f"{field or 'request'}: {what}",
-        next_step="see /docs for what may be asked",
+        next_step=did_you_mean(mistyped, members, "see /docs for what may be asked"),
         errors=[{"field": field, "problem": what}],
     ) from error

@@ -36,6 +36,8 @@ class QueryReader(ExpressionReader):
         memberships: the `= ANY` found, each as the comparison that stands for it, and where it stands.
     """
 
+    aggregates = tuple(FUNCTIONS)
+
     def __init__(self, text: str, lists: Mapping[int, Constants]) -> None:
         """
         Args:

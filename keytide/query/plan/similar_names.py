@@ -22,7 +22,7 @@ def meant(select: Select, indexes: Sequence[IndexDefinition], keyspaces: Collect
     """
     if not indexes:
         other = nearest(select.keyspace, set(keyspaces) - {select.keyspace})
-        return f"Did you mean keyspace {other}?" if other else ""
+        return f"Did you mean keyspace {other}? If not:" if other else ""
     known = {name for index in indexes for name in _fields(index)}
     unknown = sorted(
         {path_name(one) for node in select.nodes() for one in walk(node) if isinstance(one, Path)} - known
