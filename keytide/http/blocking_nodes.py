@@ -36,9 +36,8 @@ class BlockingNodeClient:
     """
 
     def __init__(self, authority: str, post: Post | None = None, limit_s: float = LIMIT_S) -> None:
-        self._pool = urllib3.PoolManager(
-            _NODES, maxsize=_KEPT, timeout=limit_s, retries=False, ssl_context=trusted(authority)
-        )
+        self._authority = authority
+        self._pool = urllib3.PoolManager(_NODES, maxsize=_KEPT, timeout=limit_s, retries=False)
         self._post = post or self._reach
 
     def ask(self, url: str, body: bytes, secret: str) -> bytes:
@@ -58,6 +57,8 @@ class BlockingNodeClient:
         self._pool.clear()
 
     def _reach(self, url: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        if url.startswith("https:"):  # (to read whom one trusts takes longer than a small build may)
+            self._pool.connection_pool_kw.setdefault("ssl_context", trusted(self._authority))
         try:
             answer = self._pool.request("POST", url, body=body, headers=headers)
         except urllib3.exceptions.HTTPError as error:

@@ -22,7 +22,7 @@ from streaming.backfill.course import POLL_S
 from streaming.backfill.table_origin import starting_offsets
 from streaming.backfill.tasks import BackfillTasks
 from streaming.drivers.engine import LocalEngine, SparkEngine
-from streaming.drivers.failures import BuildImpossibleError
+from streaming.drivers.failures import BuildImpossibleError, StoppedError
 from streaming.drivers.stages import OutOfRoomError, SparkStages
 from streaming.spark import session as spark
 from streaming.spark.checkpoint import Checkpoint, Range
@@ -156,7 +156,8 @@ class LocalQuery:
         return found
 
     async def _pause(self) -> None:
-        self._stopping.wait(PAUSE_S)
+        if self._stopping.wait(PAUSE_S):
+            raise StoppedError
 
     def ended(self) -> BaseException | None:
         if self._worker is None or self._worker.running:

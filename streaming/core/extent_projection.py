@@ -14,6 +14,7 @@ stage drops its entries.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -102,12 +103,12 @@ class ExtentProjection:
         self.skipped: dict[str, dict[str, int]] = {}
         self.left_out: dict[str, dict[str, int]] = {}
         self._partition = -1
-        self._earlier = _NO_DOCUMENTS
+        self._earlier = _no_documents()
         self._clear()
 
     def _clear(self) -> None:
         self._bytes = self._heard = 0
-        self._documents = [_NO_DOCUMENTS]
+        self._documents = [_no_documents()]
         self._entries: dict[str, list[pa.RecordBatch]] = {index: [] for index in self._plan.indexes}
         self._skips: dict[int, list[Skip]] = {}
 
@@ -247,4 +248,7 @@ def heard_columns(documents: pa.RecordBatch, limit: int) -> Iterator[tuple[int, 
         )
 
 
-_NO_DOCUMENTS = pa.RecordBatch.from_pylist([], DOCUMENTS)
+@functools.cache
+def _no_documents() -> pa.RecordBatch:
+    """(Not made when the module is imported: what pyarrow makes of a list has it import pandas.)"""
+    return pa.RecordBatch.from_pylist([], DOCUMENTS)

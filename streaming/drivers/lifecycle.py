@@ -49,6 +49,7 @@ from streaming.drivers.failures import DriverFailure, StoppedError, diagnose
 from streaming.drivers.journal import JournalLostError
 from streaming.drivers.outage import Outage
 from streaming.drivers.progress import DriverReporter
+from streaming.drivers.without_pandas import do_without_pandas
 
 FOLLOW_S: Final = 0.2
 LOCK_LIMIT_S: Final = 15.0
@@ -291,6 +292,7 @@ def run_driver(driver: type[Driver], name: str, description: str) -> int:
     """The process of a driver, `python -m <name>`: its arguments, log, signals and manners; returns the exit
     status."""
     begin()
+    do_without_pandas()
     parser = argparse.ArgumentParser(prog=f"python -m {name}", description=description)
     parser.add_argument(f"--{driver.kind}", dest="id", required=True, help=f"id of the {driver.kind}")
     parsed = parser.parse_args()
