@@ -211,7 +211,7 @@ class Bench:
                 return state
             if state["state"] in ("FAILED", "CANCELLED"):
                 raise CallerError(f"build {id_} is {state['state']}: {state.get('error')}")
-            time.sleep(0.05)
+            time.sleep(0.02)
         raise CallerError(f"build {id_} is not READY after {limit(READY_LIMIT_S):.0f} s")
 
     def ends(self, topic: str) -> dict[int, int]:

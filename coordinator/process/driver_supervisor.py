@@ -8,8 +8,9 @@ prints goes to `builds/<id>/driver.log` (`jobs/<id>/driver.log` for a job) in th
 log's end is part of `DriverExited`. Whether a dead driver is started again is not decided here
 (`coordinator.builds.builds`, `coordinator.jobs.jobs`).
 
-A driver is `python -m streaming.<task>`. Those of builds are given no API token. Those of jobs ask nodes what
-slices hold, so they get the one that may least.
+A driver is `python -m streaming.<task>`; it may have waited for that
+(`coordinator.process.driver_in_waiting`). Those of builds are given no API token. Those of jobs ask nodes
+what slices hold, so they get the one that may least.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from coordinator.builds.registry import FINAL
 from coordinator.core import drivers
 from coordinator.core.events import DriverExited
 from coordinator.core.instructions import DriverTask
+from coordinator.process.driver_in_waiting import AGAIN_S, FIRST_S, DriverInWaiting
 from keytide.catalog.catalog import Catalog
 from keytide.http.tls import AUTHORITY_VARIABLE
 from keytide.process import attempt
@@ -90,6 +92,7 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
         command: what runs the driver of a backfill, before `--build ID`.
         commands: the same for any task (before `--build ID` or `--job ID`); others run as
             `python -m streaming.<task>`.
+        waiting: the driver in waiting; None for that of the settings.
 
     Attributes:
         term: under which drivers are started.
@@ -102,6 +105,7 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
         failed: Callable[[BaseException], None],
         command: Sequence[str] | None = None,
         commands: Mapping[DriverTask, Sequence[str]] | None = None,
+        waiting: DriverInWaiting | None = None,
     ) -> None:
         super().__init__("drivers", failed)
         self._settings = settings
@@ -113,7 +117,13 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
         self._due: dict[str, _Due] = {}
         self._to_remove: set[str] = set()
         self._started = 0
+        wanted = settings.build.driver_in_waiting and not self._commands
+        self._waiting = waiting or DriverInWaiting(wanted, environment(settings))
         self.term = 0
+
+    def open(self) -> None:
+        self._waiting.expect(FIRST_S)
+        super().open()
 
     def start(self, build: str, delay_ms: int, task: DriverTask = "backfill") -> None:
         """Start the driver of a build or job after a delay, unless one of it runs; one with another task has
@@ -189,9 +199,13 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
         job()
 
     def _patience_s(self) -> float | None:
-        return POLL_S if self._drivers or self._due else None
+        due_s = self._waiting.due_s
+        if self._drivers or self._due:
+            return POLL_S if due_s is None else min(POLL_S, due_s)
+        return due_s
 
     def _look_around(self) -> None:
+        self._waiting.look()
         for build, due in list(self._due.items()):
             if time.monotonic() >= due.at:
                 del self._due[build]
@@ -200,6 +214,7 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
             self._watch(build)
 
     def _end(self) -> None:
+        self._waiting.end()
         for build in list(self._drivers):
             self._stop(build)
 
@@ -224,10 +239,14 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
                 return
             self._started += 1
             told = attempt.told(self.term, self._started)
+            arguments = ["--job" if task in JOB_TASKS else "--build", build]
             with path.open("ab") as out:
                 start = out.tell()
-                process = subprocess.Popen(
-                    [*self._command(task), "--job" if task in JOB_TASKS else "--build", build],
+                process = None
+                if task not in self._commands:
+                    process = self._waiting.take(f"streaming.{task}", arguments, path, told)
+                process = process or subprocess.Popen(
+                    [*self._command(task), *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=subprocess.STDOUT,
@@ -235,6 +254,7 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
                     process_group=0,
                     preexec_fn=die_with_parent(),
                 )
+            self._waiting.expect(AGAIN_S)
         except (OSError, subprocess.SubprocessError) as error:
             log.error("the %s driver of %s cannot be started: %s", task, build, error)
             self._post(DriverExited(build, drivers.NOT_STARTED, str(error), now_ms(), task))

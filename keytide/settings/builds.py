@@ -67,6 +67,12 @@ class BuildSettings(Section):
         "Linux does it: where coordinator and nodes are services of their own, give the coordinator's a "
         "smaller `CPUWeight`",
     )
+    driver_in_waiting: bool = Field(
+        True,
+        description="the coordinator that leads has a process wait that has loaded what a driver needs "
+        "(about 60 MB), so that builds, verifications and repairs begin a second sooner; off: it is started "
+        "when it is needed",
+    )
     seed_layouts: bool = Field(
         True,
         description="new layouts of an index begin with the slices of the old one, where those hold what is "

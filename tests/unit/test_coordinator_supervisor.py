@@ -18,6 +18,7 @@ from coordinator.core.drivers import NO_ROOM, NOT_STARTED
 from coordinator.core.events import DriverExited
 from coordinator.core.instructions import DriverTask
 from coordinator.process import driver_supervisor as module
+from coordinator.process.driver_in_waiting import DriverInWaiting
 from coordinator.process.driver_supervisor import DriverSupervisor, environment
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import BuildRecord, BuildState, JobRecord, JobState
@@ -439,3 +440,82 @@ def test_what_cannot_be_removed_is_told_and_holds_nobody_up(
         wait_for(lambda: "cannot be removed" in caplog.text, "the warning")
     supervisor.start("b7", 0)
     assert watched.end().status == 0
+
+
+WAITER = """
+import json, os, sys
+print("waits", flush=True)
+orders = json.loads(sys.stdin.readline())
+with open(orders["log"], "a") as log:
+    print("waited", orders["module"], orders["arguments"], orders["environment"], file=log)
+sys.exit(3)
+"""
+
+
+class Waiting(DriverInWaiting):
+    """One that runs a script, and those that were started of it."""
+
+    def __init__(self, script: str) -> None:
+        super().__init__(True, {}, [sys.executable, "-c", script])
+        self.started: list[psutil.Process] = []
+
+    def look(self) -> None:
+        super().look()
+        if self._process is not None and self._process.pid not in [one.pid for one in self.started]:
+            self.started.append(psutil.Process(self._process.pid))
+
+    def ended(self, number: int) -> bool:
+        one = self.started[number]
+        return not one.is_running() or one.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_S", 0.0)
+
+
+def supervised(watched: Watched, waiting: DriverInWaiting) -> DriverSupervisor:
+    settings = load_settings(data_dir=watched.folder)
+    made = DriverSupervisor(settings, watched.ends.append, watched.failures.append, waiting=waiting)
+    made.term = 7
+    made.open()
+    watched._opened.append(made)
+    return made
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_driver_that_waits_is_the_next_that_is_started_and_another_one_waits(watched: Watched) -> None:
+    waiting = Waiting(WAITER)
+    supervisor = supervised(watched, waiting)
+    for number in (1, 2):
+        wait_for(lambda number=number: len(waiting.started) == number, "one that waits")
+        supervisor.start(f"j{number}", 0, "verify")
+        end = watched.end()
+        told = {"KEYTIDE_ATTEMPT": f"7.{number}"}
+        assert (end.status, end.task) == (3, "verify")
+        assert end.tail == f"waited streaming.verify ['--job', 'j{number}'] {told}"
+        watched.ends.clear()
+    wait_for(lambda: len(waiting.started) == 3, "one that waits")
+    supervisor.close()
+    assert waiting.ended(2)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_driver_is_started_where_none_waits_any_more(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = Waiting("")
+    supervisor = supervised(watched, waiting)
+    command = [sys.executable, "-c", "import sys; print('started', sys.argv[1:]); sys.exit(5)"]
+    monkeypatch.setattr(supervisor, "_command", lambda _: command)
+    wait_for(lambda: bool(waiting.started) and waiting.ended(0), "the end of the one that waits")
+    supervisor.start("b7", 0)
+    end = watched.end()
+    assert (end.status, end.tail) == (5, "started ['--build', 'b7']")
+
+
+def test_none_waits_where_none_is_wanted(watched: Watched) -> None:
+    waiting = DriverInWaiting(False, {}, ["/nowhere"])
+    waiting.expect()
+    assert waiting.due_s is None
+    assert waiting.take("streaming.backfill", [], watched.folder, {}) is None
