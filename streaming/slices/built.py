@@ -31,6 +31,9 @@ ROWS_PER_CALL: Final = 100_000
 AT_ONCE: Final = 4
 """Copies that are asked at once."""
 POLL_S: Final = 0.1
+FIRST_POLL_S: Final = 0.01
+"""Before a copy is asked again for the first time, then twice as long each time up to `POLL_S`: slices load
+what is small within some hundredths of a second."""
 ANSWER_S: Final = 10.0
 """So long nothing may come back of a part."""
 AWAY_S: Final = 60.0
@@ -89,6 +92,8 @@ class BuiltSlices(PinnedSlices):
         """When a copy is asked (again)."""
         silent: dict[str, float] = {}
         """Since when a node has not answered."""
+        pauses: dict[Copy, float] = {}
+        """How long a copy was last left alone."""
         told: dict[Copy, str] = {}
         """How far it said that it is."""
         asked: dict[Future[EntrySums], Copy] = {}
@@ -121,9 +126,10 @@ class BuiltSlices(PinnedSlices):
                         if given_up:
                             found.append(CopySums(copy, None, why))
                         else:
-                            due[copy] = now + POLL_S
+                            pauses[copy] = min(POLL_S, 2 * pauses.get(copy, FIRST_POLL_S / 2))
+                            due[copy] = now + pauses[copy]
                     if due and not asked:
-                        self._ending.wait(POLL_S)
+                        self._ending.wait(max(0.0, min(due.values()) - self._now()))
             except BaseException:
                 self._ending.set()  # (what is being asked ends with its part)
                 raise

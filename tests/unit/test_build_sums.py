@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -46,7 +48,8 @@ from streaming.drivers.failures import StoppedError
 from streaming.drivers.journal import Journal
 from streaming.drivers.outage import Outage
 from streaming.slices import built
-from streaming.slices.built import BuiltSlices
+from streaming.slices.built import FIRST_POLL_S, POLL_S, BuiltSlices
+from streaming.slices.pins import PinLostError
 from tests.posts import post_to
 from tests.store_kit import lmdb_store
 from tests.unit import test_streaming_stages as stages
@@ -554,3 +557,34 @@ def test_a_build_that_is_not_verified_by_sums_compares_nothing() -> None:
     shell = Shell(lambda _: [])
     assert passed(shell, 2, summed=False).compared == ""
     assert shell.asked == []
+
+
+def test_a_copy_that_has_not_loaded_yet_is_asked_again_soon_and_then_less_often(
+    building: Callable[..., Building], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = building("by_a-1")
+    build.batch(documents(0, 20))
+    slices = build.slices()
+    ask, refused = slices.read, Counter[int]()
+    waits: list[float] = []
+
+    def late(node: str, question: Any, kind: Any) -> Any:
+        refused[question.slice] += 1
+        if refused[question.slice] <= 6:
+            raise PinLostError("it has loaded nothing yet")
+        return ask(node, question, kind)
+
+    class Ending(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0.0)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(slices, "read", late)
+    monkeypatch.setattr(slices, "_ending", Ending())
+    projected = build.journal.projected(len(build.targets))
+    assert projected is not None
+    held = slices.sums(build.targets, projected, build.journal.finished, lambda: None)
+    slices.close()
+    assert verdict(build.targets, projected, held) == EQUAL
+    assert waits[0] <= FIRST_POLL_S
+    assert max(waits) <= POLL_S

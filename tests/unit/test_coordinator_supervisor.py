@@ -7,7 +7,7 @@ import fcntl
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -464,6 +464,9 @@ class Waiting(DriverInWaiting):
         if self._process is not None and self._process.pid not in [one.pid for one in self.started]:
             self.started.append(psutil.Process(self._process.pid))
 
+    def number_is(self, number: int) -> Callable[[], bool]:
+        return lambda: len(self.started) == number
+
     def ended(self, number: int) -> bool:
         one = self.started[number]
         return not one.is_running() or one.status() == psutil.STATUS_ZOMBIE
@@ -488,14 +491,14 @@ def test_the_driver_that_waits_is_the_next_that_is_started_and_another_one_waits
     waiting = Waiting(WAITER)
     supervisor = supervised(watched, waiting)
     for number in (1, 2):
-        wait_for(lambda number=number: len(waiting.started) == number, "one that waits")
+        wait_for(waiting.number_is(number), "one that waits")
         supervisor.start(f"j{number}", 0, "verify")
         end = watched.end()
         told = {"KEYTIDE_ATTEMPT": f"7.{number}"}
         assert (end.status, end.task) == (3, "verify")
         assert end.tail == f"waited streaming.verify ['--job', 'j{number}'] {told}"
         watched.ends.clear()
-    wait_for(lambda: len(waiting.started) == 3, "one that waits")
+    wait_for(waiting.number_is(3), "one that waits")
     supervisor.close()
     assert waiting.ended(2)
 
