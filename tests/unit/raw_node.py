@@ -194,6 +194,15 @@ class Caller:
         found: int = self.wait(self.client.count("i", **request)).count
         return found
 
+    @contextmanager
+    def giving_up_after(self, seconds: float) -> Iterator[None]:
+        """Nothing may come back for so long at most, meanwhile. (What is to be answered has as long as it
+        needs where the machine is busy.)"""
+        shell = self.client._shell
+        before, shell._answer_s = shell._answer_s, seconds
+        yield
+        shell._answer_s = before
+
     def next(self, result: Any) -> Any:
         return next(result) if self._loop is None else self._loop.run_until_complete(anext(result))
 

@@ -168,19 +168,28 @@ def test_what_is_run_while_nobody_else_is_about_goes_side_by_side() -> None:
     threads.close()
 
 
-def test_rests_are_not_of_the_turn() -> None:
+def test_rests_are_not_of_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = ReadThreads()
-    turn_s, parts = 0.2, 200  # a processor that others have too may take some of a part's time
+    now, rests = 100.0, 0
+
+    def rest(seconds: float) -> None:
+        nonlocal now, rests
+        now += seconds
+        rests += 1
+
+    for name, value in {"monotonic": lambda: now, "thread_time": lambda: now, "time.sleep": rest}.items():
+        monkeypatch.setattr(f"indexer.scan.local.effort.{name}", value)
+    turn_s, parts = 0.2, 200
     effort = ReadBudget(math.inf, turn_s, turn_s, threads)
     for _ in range(parts):
-        threads.short_at = time.monotonic()
-        work_a_part()
+        threads.short_at = now
+        now += PART_S
         effort.look()
-    assert parts * REST_S > turn_s
+    assert rests * REST_S > turn_s
     assert [effort.spent] == [False]
-    ends = time.monotonic() + turn_s
-    until(lambda: time.monotonic() > ends)
+    now += turn_s - parts * PART_S + 0.001
     assert [effort.spent] == [True]
+    monkeypatch.undo()
     threads.close()
 
 

@@ -198,11 +198,14 @@ def test_a_silent_node_is_given_up_in_time_and_its_connection_with_it(kind: Kind
             return None
         return counted(2)
 
-    with RawNode(silent) as node, calling(kind, node.url, answer_s=0.3) as caller:
+    with RawNode(silent) as node, calling(kind, node.url) as caller:
         began = time.monotonic()
-        with pytest.raises(
-            RetryableError, match=r"did not answer in time \(nothing came for 0\.3 s\)"
-        ) as caught:
+        with (
+            caller.giving_up_after(0.3),
+            pytest.raises(
+                RetryableError, match=r"did not answer in time \(nothing came for 0\.3 s\)"
+            ) as caught,
+        ):
             caller.count()
         assert 0.25 < time.monotonic() - began < LIMIT_S / 2
         assert caught.value.status == 504
@@ -216,7 +219,7 @@ def test_each_request_has_its_own_limit_on_a_kept_connection(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("keytide.client.protocol.requests.ANSWER_S", 0.2)
-    times = iter([0.0, 0.6, LIMIT_S])
+    times = iter([0.0, 1.2, LIMIT_S])
 
     def slow(asked: Asked, _: socket.socket) -> bytes:
         over.wait(next(times))
@@ -224,8 +227,8 @@ def test_each_request_has_its_own_limit_on_a_kept_connection(
 
     over = threading.Event()
     with RawNode(slow) as node, calling(kind, node.url, retries=0) as caller:
-        assert caller.count(timeout_ms=100) == 0
-        assert caller.count(timeout_ms=5_000) == 1, "longer than the first one's"
+        assert caller.count(timeout_ms=800) == 0
+        assert caller.count(timeout_ms=10_000) == 1, "longer than the first one's"
         with pytest.raises(RetryableError, match=r"nothing came for 0\.3 s"):
             caller.count(timeout_ms=100)
         over.set()
@@ -340,7 +343,7 @@ def test_a_connection_that_took_only_a_part_of_its_request_is_not_kept() -> None
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=early, daemon=True)
         thread.start()
-        with calling("async", f"http://127.0.0.1:{listener.getsockname()[1]}", answer_s=2.0) as caller:
+        with calling("async", f"http://127.0.0.1:{listener.getsockname()[1]}", answer_s=LIMIT_S) as caller:
             with pytest.raises(KeytideError):
                 caller.count(session="x" * 30_000_000)
             assert caller.count() == 3
@@ -487,10 +490,10 @@ def test_a_stream_that_was_not_taken_for_a_while_goes_on(kind: Kind) -> None:
             made.sendall(chunked(*lines[at : at + 10], end=False))
         return chunked()
 
-    with RawNode(react) as node, calling(kind, node.url, retries=0, answer_s=0.5) as caller:
+    with RawNode(react) as node, calling(kind, node.url, retries=0, answer_s=1.0) as caller:
         stream = caller.client.scan("i").ndjson()
         found = [caller.next(stream)]
-        caller.wait(asyncio.sleep(1.0)) if kind == "async" else time.sleep(1.0)
+        caller.wait(asyncio.sleep(1.5)) if kind == "async" else time.sleep(1.5)
         while True:
             try:
                 found.append(caller.next(stream))
@@ -519,8 +522,8 @@ def test_a_stream_that_breaks_off_or_stands_still_is_an_error(
         assert made.recv(1) == b""
         return None
 
-    with RawNode(react) as node, calling(kind, node.url, retries=0, answer_s=0.5) as caller:
-        for why in (r"(?i)not completed|incomplete|not enough data", r"nothing came for 0\.5 s"):
+    with RawNode(react) as node, calling(kind, node.url, retries=0, answer_s=1.0) as caller:
+        for why in (r"(?i)not completed|incomplete|not enough data", r"nothing came for 1 s"):
             lines = caller.client.scan("i").ndjson()
             assert caller.next(lines) == b'{"id":"a"}\n'
             with pytest.raises(RetryableError, match=why) as caught:
@@ -538,11 +541,11 @@ def test_no_more_connections_than_may_be(kind: Kind, monkeypatch: pytest.MonkeyP
             STREAM_HEAD + chunked(b'{"id":"a"}\n', end=False) if asked.path.endswith("scan") else counted(4)
         )
 
-    with RawNode(react) as node, calling(kind, node.url, answer_s=0.3, retries=0) as caller:
+    with RawNode(react) as node, calling(kind, node.url, retries=0) as caller:
         streams = [caller.client.scan("i").ndjson() for _ in range(2)]
         for one in streams:
             caller.next(one)
-        with pytest.raises(RetryableError) as caught:
+        with caller.giving_up_after(0.3), pytest.raises(RetryableError) as caught:
             caller.count()
         assert caught.value.problem_type == "client-busy"
         assert node.connections == 2

@@ -200,14 +200,15 @@ def test_a_silent_node_costs_one_request_its_time_and_the_others_nothing(kind: K
     with (
         RawNode(silent) as first,
         RawNode(lambda *_: counted(2)) as second,
-        calling(kind, [first.url, second.url], answer_s=0.5) as caller,
+        calling(kind, [first.url, second.url]) as caller,
     ):
         assert [caller.count(), caller.count()] == [1, 2]
         quiet.set()
         began = time.monotonic()
-        assert caller.count() == 2
+        with caller.giving_up_after(0.5):
+            assert caller.count() == 2
         assert time.monotonic() - began > 0.4
-        assert [caller.count() for _ in range(40)] == [2] * 40
+        assert [caller.count() for _ in range(10)] == [2] * 10
         assert len(first.asked) == 2
         quiet.clear()
         woken.set()

@@ -19,11 +19,12 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from deploy.process import free_ports
 from indexer.serve.one_write import OneWriteProtocol
 from keytide.process import metrics
 from keytide.serving.gate import Need, RequestGate
 from keytide.serving.listener import allow_handles
-from keytide.serving.server import PatientProtocol, server_of
+from keytide.serving.server import PatientProtocol, Server, server_of
 from keytide.settings.settings import HttpSettings, SecuritySettings, load_settings
 from tests.fuzz.http import HttpFuzz
 from tests.live_node import LiveNode
@@ -37,7 +38,7 @@ class App:
     """Reads the body, waits on request, answers 200."""
 
     def __init__(self) -> None:
-        self.go_on = threading.Event()
+        self.asked, self.go_on = 0, threading.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -49,6 +50,7 @@ class App:
                 return
             more = message.get("more_body", False)
         if scope["path"] == "/slow":
+            self.asked += 1
             await asyncio.to_thread(self.go_on.wait, LIMIT_S)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
@@ -62,6 +64,41 @@ def serving(app: Any, protocol: type[PatientProtocol] = PatientProtocol, **limit
     server = server_of(app, made, SecuritySettings(), protocol, loop="uvloop", lifespan="off")
     with running(server, listener) as port:
         yield port
+
+
+class Clock:
+    """In place of the server's: it stands still but for the moments that tell who was first. Nobody is late
+    because the machine is busy."""
+
+    def __init__(self) -> None:
+        self._now, self._asked, self._looks = 1_000.0, 0, 0
+
+    def monotonic(self) -> float:
+        self._asked += 1
+        return self._now + self._asked / 1e9
+
+    def passes(self, seconds: float) -> None:
+        """So much time goes by, and servers look who is late."""
+        self._now += seconds
+        before = self._looks
+        until(lambda: self._looks > before + 1)
+
+    def looking(self, close_late: Callable[[Server, float], None]) -> Callable[[Server, float], None]:
+        """The same, noted."""
+
+        def look(server: Server, now: float) -> None:
+            close_late(server, now)
+            self._looks += 1
+
+        return look
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("keytide.serving.server.time", made)
+    monkeypatch.setattr(Server, "close_late", made.looking(Server.close_late))
+    return made
 
 
 def ended(connection: socket.socket) -> bool:
@@ -127,32 +164,41 @@ def _drips(half: socket.socket) -> bool:
         return False
 
 
-def test_a_hundred_half_open_requests_go_and_others_are_answered() -> None:
+def test_a_hundred_half_open_requests_go_and_others_are_answered(clock: Clock) -> None:
     with serving(App()) as port:
         halves = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
         for at, half in enumerate(halves):
             half.sendall(HEAD if at % 2 else b"GET / HT")
         assert ask(port) == 200
+        clock.passes(1.5)
         assert all(map(ended, halves))
         for half in halves:
             half.close()
 
 
-def test_what_is_being_answered_is_left_alone_however_long_it_takes() -> None:
+def test_what_is_being_answered_is_left_alone_however_long_it_takes(clock: Clock) -> None:
     app = App()
     with serving(app, head_timeout_s=0.1, body_timeout_s=0.1) as port:
-        threading.Timer(0.6, app.go_on.set).start()
-        assert ask(port, "/slow") == 200
-
-
-def test_a_kept_connection_is_patient_for_each_request_anew() -> None:
-    with serving(App(), head_timeout_s=0.5) as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
-        until = time.monotonic() + 1.2
-        while time.monotonic() < until:
-            connection.request("POST", "/", body=b"{}")
+        connection.request("GET", "/slow")
+        until(lambda: app.asked == 1)
+        clock.passes(0.6)
+        app.go_on.set()
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
+def test_a_kept_connection_is_patient_for_each_request_anew(clock: Clock) -> None:
+    with serving(App(), head_timeout_s=0.5, body_timeout_s=0.5) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+        for _ in range(4):
+            connection.putrequest("POST", "/")
+            connection.putheader("Content-Length", "2")
+            clock.passes(0.4)
+            connection.endheaders(b"{")
+            clock.passes(0.4)
+            connection.send(b"}")
             assert connection.getresponse().read() == b"ok"
-            time.sleep(0.002)
         connection.close()
 
 
@@ -169,7 +215,8 @@ def test_a_full_server_lets_those_go_that_owe_it_a_request(owing: bool) -> None:
             assert len(gone) == 1, "one that owes a request has made room"
             assert ended(gone[0])
         else:
-            until(lambda: _refused(port))
+            until(lambda: app.asked == 5)
+            assert _refused(port)
             app.go_on.set()
             for one in held:
                 one.settimeout(LIMIT_S)
@@ -178,6 +225,7 @@ def test_a_full_server_lets_those_go_that_owe_it_a_request(owing: bool) -> None:
             one.close()
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_full_server_lets_the_one_go_that_was_asked_nothing_for_longest() -> None:
     """Connections are kept for long between two requests: not those that others need."""
     with serving(App(), max_connections=5, idle_timeout_s=600) as port:
@@ -194,6 +242,7 @@ def test_a_full_server_lets_the_one_go_that_was_asked_nothing_for_longest() -> N
             one.close()
 
 
+@pytest.mark.usefixtures("clock")
 def test_newcomers_that_come_together_take_the_places_of_idle_connections() -> None:
     """Each owes its request at first: they must not take the place of one another."""
     with serving(App(), max_connections=8, idle_timeout_s=600, head_timeout_s=60.0) as port:
@@ -223,9 +272,9 @@ def test_a_connection_is_kept_between_two_requests_for_as_long_as_is_said() -> N
         one.close()
 
 
-def _refused(port: int) -> bool:
+def _refused(port: int, path: str = "/") -> bool:
     try:
-        ask(port)
+        assert ask(port, path) == 200
     except (ConnectionError, http.client.HTTPException):
         return True
     return False
@@ -311,15 +360,14 @@ def test_no_bytes_harm_the_server(tmp_path: Path, seed: int) -> None:
 
 def test_half_a_request_for_metrics_ends(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "keytide.process.metrics")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports()
     server = metrics.serve(port, registry=CollectorRegistry(), patience_s=0.2)
     assert server is not None
     try:
         with socket.create_connection(("127.0.0.1", port)) as half:
             half.sendall(b"GET /metr")
             assert ended(half)
-        assert ask(port, "/metrics") == 200
+        until(lambda: not _refused(port, "/metrics"))
         until(lambda: "failed: timed out" in caplog.text)
         assert "Traceback" not in caplog.text
     finally:
@@ -443,7 +491,10 @@ def test_what_is_between_the_parts_of_a_body_has_an_end(begun: bytes, piece: byt
 
 def test_a_body_of_tiny_chunks_is_none_of_these() -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
-    with serving(App()) as port, socket.create_connection(("127.0.0.1", port)) as one:
+    with (
+        serving(App(), body_timeout_s=LIMIT_S) as port,
+        socket.create_connection(("127.0.0.1", port)) as one,
+    ):
         one.sendall(head + b"1\r\na\r\n" * 200_000 + b"0\r\n\r\n")
         assert one.recv(20).startswith(b"HTTP/1.1 200")
 
@@ -462,7 +513,7 @@ def _told(port: int, begun: bytes, piece: bytes, most: int) -> bytes | None:
                 one.sendall(piece)
                 if select.select([one], [], [], 0)[0]:
                     return one.recv(65_536) or None
-            one.settimeout(1)
+            one.settimeout(LIMIT_S)
             said = one.recv(65_536)
         except ConnectionError:
             return None

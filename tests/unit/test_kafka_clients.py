@@ -59,7 +59,7 @@ def test_a_client_is_used_by_one_thread(kind: str) -> None:
 
 def test_a_client_that_is_closed_waits_for_its_answers() -> None:
     client = admin(NOWHERE)
-    (answer,) = client.describe_topics(TopicCollection(["t"]), request_timeout=0.3).values()
+    (answer,) = client.describe_topics(TopicCollection(["t"]), request_timeout=0.5).values()
     assert not answer.done()
     client.close()
     assert answer.done()
@@ -85,7 +85,7 @@ def test_a_client_that_is_dropped_is_kept_and_told(
     monkeypatch.setattr(kafka_clients, "_kept", [])
     client: AdminClient | None = admin(NOWHERE)
     assert client is not None
-    client.describe_topics(TopicCollection(["t"]), request_timeout=0.1)
+    client.describe_topics(TopicCollection(["t"]), request_timeout=0.5)
     with caplog.at_level(logging.ERROR):
         client = None
         gc.collect()

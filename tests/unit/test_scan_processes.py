@@ -9,7 +9,6 @@ import os
 import signal
 import ssl
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -334,7 +333,7 @@ def test_one_that_is_killed_frees_what_it_kept_and_another_takes_its_place(node:
     killed, other = wait_for(lambda: len(node.pids()) == 2 and node.pids(), "both answer", 60)
     wait_for(lambda: killed in node.readers(), "it reads", 10)
     os.kill(killed, signal.SIGKILL)
-    wait_for(lambda: killed not in node.readers(), "what it kept is free", 1)
+    wait_for(lambda: killed not in node.readers(), "what it kept is free", 5)
     for one in readers:
         one.check()
         one.check(limit=15)
@@ -349,11 +348,11 @@ def test_one_that_stands_still_costs_commits_nothing_is_told_of_and_ended(node: 
     wait_for(lambda: len(node.pids()) == 2, "both answer", 60)
     stopped = node.pids()[0]
     psutil.Process(stopped).suspend()
-    before, began = node.number, time.monotonic()
+    before = node.number
     reasons = wait_for(node.processes.reasons, "it is told of", 10)
     assert [one.subject for one in reasons] == [f"scan process {stopped}"]
     wait_for(lambda: not psutil.pid_exists(stopped), "it is ended", 30)
-    assert node.number - before > 10 * (time.monotonic() - began), "commits have waited"
+    assert node.number - before > 20, "commits have waited"
     wait_for(lambda: len(node.pids()) == 2 and not node.processes.reasons(), "another one answers", 60)
     assert stopped not in node.readers()
     reader = Reader(node.url)
