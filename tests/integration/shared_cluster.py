@@ -23,6 +23,8 @@ SETTINGS: Final = {
     "KEYTIDE_INDEXER__CHECK_MIRROR_S": "30",
     "KEYTIDE_INDEXER__DELTA_ENTRIES": "2000",  # folds while it is read
     "KEYTIDE_INDEXER__DELTA_AGE_S": "2",
+    # As long as a client waits: nobody fails here, but for seconds a node may get no processor.
+    "KEYTIDE_SCAN__DEFAULT_TIMEOUT_MS": "20000",
 }
 
 
