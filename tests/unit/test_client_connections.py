@@ -755,7 +755,11 @@ def test_a_child_makes_connections_of_its_own() -> None:
     react, _ = ending_stream(5)
     with RawNode(react) as node:
         ran = subprocess.run(
-            [sys.executable, "-c", FORKING, node.url], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-c", FORKING, node.url],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
         assert ran.returncode == 0, ran.stderr
         # one that is kept, which the stream takes; the parent's second, and the child's
@@ -799,7 +803,7 @@ def test_a_child_leaves_the_connections_of_the_loop_of_its_parent_alone() -> Non
     with RawNode(react) as node:
         ran = subprocess.run(
             [sys.executable, "-c", FORKING_ON_A_LOOP, node.url],
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         all_asked.set()
         assert ran.returncode == 0, ran.stderr
@@ -836,7 +840,7 @@ def test_a_child_that_closes_its_client_leaves_who_reads_in_the_parent_alone() -
     with RawNode(react) as node:
         ran = subprocess.run(
             [sys.executable, "-c", CLOSING_IN_A_CHILD, node.url],
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         all_asked.set()
         assert ran.returncode == 0, ran.stderr

@@ -67,6 +67,7 @@ from tests.memory_store.store import MemorySliceStore
 from tests.posts import post_to
 from tests.store_kit import SMALL, Version, exported, key, lmdb_store, segments, state
 from tests.unit.scan_world import SECRET, definition_of, of_the_cluster
+from tests.waiting import wait_for
 
 INDEX = "by_city-1"
 COPY = CopyRecord("c1", INDEX, 0, "n1", "n0", 0, 0, 0)
@@ -564,14 +565,6 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         assert one.close(10)
 
 
-def until(look: Callable[[], Any], limit_s: float = 20.0) -> Any:
-    end = time.monotonic() + limit_s
-    while not (found := look()):
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
-    return found
-
-
 def failed_with(worker: CopyWorker, family: type[Exception]) -> bool:
     """Whether one of its threads has ended with such an error."""
     try:
@@ -592,7 +585,7 @@ def test_the_worker_fills_a_copy_from_a_node_that_the_node_then_opens(
             folder = tmp_path / f"filling-{record.id}"
             assert worker.look(record.id) == FillProgress()
             worker.begin(record, folder)
-            progress = until(lambda record=record: (p := worker.look(record.id)).done and p)  # type: ignore[misc]
+            progress = wait_for(lambda record=record: (p := worker.look(record.id)).done and p)  # type: ignore[misc]
             source = node.stores[record.index, record.slice]
             export = source.export()
             assert progress == FillProgress(export.rows_total, export.rows_total, "", True)
@@ -604,7 +597,7 @@ def test_the_worker_fills_a_copy_from_a_node_that_the_node_then_opens(
             copy.close()
         third = node.catalog.copies()[2]
         worker.begin(msgspec.structs.replace(third, source="n0"), tmp_path / "third")
-        until(lambda: "copy-unknown" in worker.look(third.id).error)
+        wait_for(lambda: "copy-unknown" in worker.look(third.id).error)
         assert thread.close(10)
         answer = client.post(COPY_PATH, content=b"\xc1", headers=of_the_cluster())
         assert (answer.status_code, answer.json()["type"]) == (422, "invalid-request")
@@ -634,13 +627,13 @@ def test_the_worker_says_what_it_waits_for_and_goes_on(make: Make, source: Sourc
     worker = make(wire, urls=urls)
     wire.down, source.open = True, False
     worker.begin(COPY, tmp_path / "f")
-    until(lambda: worker.look("c1").error == "node n0 is not known to be running")
+    wait_for(lambda: worker.look("c1").error == "node n0 is not known to be running")
     urls["n0"] = "http://127.0.0.1:1"
-    until(lambda: worker.look("c1").error == "node n0 cannot be asked: refused")
+    wait_for(lambda: worker.look("c1").error == "node n0 cannot be asked: refused")
     wire.down = False
-    until(lambda: "index-not-ready" in worker.look("c1").error)
+    wait_for(lambda: "index-not-ready" in worker.look("c1").error)
     wire.spoil, source.open = 3, True
-    until(lambda: worker.look("c1").done)
+    wait_for(lambda: worker.look("c1").done)
     assert worker.look("c1").error == ""
 
 
@@ -652,7 +645,7 @@ def test_the_worker_begins_again_when_the_generation_is_gone(
     filling.begin("of an opening that is over")
     filling.put("forward", [(b"x", b"")])
     worker.begin(COPY, tmp_path / "f")
-    until(lambda: worker.look("c1").done)
+    wait_for(lambda: worker.look("c1").done)
     assert exported(MemorySliceStore.filled(filling).export()) == exported(source.store.export())
 
 
@@ -665,20 +658,20 @@ def test_another_source_takes_over_and_a_copy_that_is_left_is_touched_no_more(
     wire.hold.clear()
     worker.begin(COPY, tmp_path / "f")
     worker.begin(msgspec.structs.replace(COPY, id="c2"), tmp_path / "g")
-    until(lambda: wire.asked == 2)
+    wait_for(lambda: wire.asked == 2)
     worker.leave("c2")
     other = msgspec.structs.replace(COPY, source="n2")
     source.catalog = catalog_of(other)
     source.sources = CopySources(source._export, lambda: source.catalog, "n2")
     worker.begin(other, tmp_path / "f")
     wire.hold.set()
-    until(lambda: worker.look("c1").done)
+    wait_for(lambda: worker.look("c1").done)
     worker.leave("c1")
     wire.hold.clear()
     asked, filling.finished = wire.asked, False
     filling.begin("")
     worker.begin(other, tmp_path / "f")
-    until(lambda: wire.asked > asked)
+    wait_for(lambda: wire.asked > asked)
     worker.leave("c1")
     wire.hold.set()
     assert worker.look("c1") == FillProgress()
@@ -691,7 +684,7 @@ def test_the_rate_is_held(make: Make, source: Source, tmp_path: Path) -> None:
     began, wire = time.monotonic(), Wire(source)
     worker = make(wire, rate=20_000, count=counted.append)
     worker.begin(COPY, tmp_path / "f")
-    until(lambda: worker.look("c1").done)
+    wait_for(lambda: worker.look("c1").done)
     assert counted == wire.sizes["c1"]
     assert time.monotonic() - began > 0.9 * sum(wire.sizes["c1"][:-1]) / 20_000 > 0.1
 
@@ -735,7 +728,7 @@ def test_a_slow_copy_asks_for_little_at_once(make: Make, source: Source, tmp_pat
     wire = Wire(source)
     worker = make(wire, rate=20_000)
     worker.begin(COPY, tmp_path / "f")
-    until(lambda: wire.asked > 1)
+    wait_for(lambda: wire.asked > 1)
     assert {request.most_bytes for request in wire.requests} == {64 * 1024}
 
 
@@ -754,11 +747,11 @@ def test_what_lies_behind_is_asked_for_while_the_disk_is_waited_for(
     wire = Wire(source)
     worker = make(wire, lambda _: filling)
     worker.begin(COPY, tmp_path / "f")
-    until(lambda: wire.asked == 2)
+    wait_for(lambda: wire.asked == 2)
     time.sleep(0.05)
     assert (wire.asked, worker.look("c1").rows) == (2, 0)
     held.set()
-    until(lambda: worker.look("c1").done)
+    wait_for(lambda: worker.look("c1").done)
     assert exported(MemorySliceStore.filled(filling).export()) == exported(source.store.export())
 
 
@@ -777,7 +770,7 @@ def test_a_copy_whose_rows_were_not_those_that_were_counted_is_filled_again(
     wire = Wire(source)
     worker = make(wire, lambda _: filling)
     worker.begin(COPY, tmp_path / "f")
-    until(lambda: worker.look("c1").done)
+    wait_for(lambda: worker.look("c1").done)
     assert exported(MemorySliceStore.filled(filling).export()) == exported(source.store.export())
     assert sum(not request.generation for request in wire.requests) == 2
     chunks = len(told) // 2
@@ -799,7 +792,7 @@ def test_a_copy_that_is_counted_wrongly_by_its_source_is_not_filled_on_and_on(
     worker = make(wire, lambda _: filling)
     worker.begin(COPY, tmp_path / "f")
     began = time.monotonic()
-    until(lambda: sum(not request.generation for request in wire.requests) == 4)
+    wait_for(lambda: sum(not request.generation for request in wire.requests) == 4)
     assert time.monotonic() - began > 0.1 + 0.2 + 0.4
     assert worker.look("c1").error == "rows are missing"
 
@@ -810,7 +803,7 @@ def test_what_the_disk_says_comes_before_what_the_source_says(source: Source, tm
 
     def put(table: Any, rows: Any) -> None:
         wire.down = True
-        until(lambda: wire.asked > 1)
+        wait_for(lambda: wire.asked > 1)
         raise InvariantViolationError("Mirror", f"{len(rows)} rows of {table} are out of order")
 
     filling.put = put  # type: ignore[method-assign]
@@ -820,7 +813,7 @@ def test_what_the_disk_says_comes_before_what_the_source_says(source: Source, tm
     )
     worker.begin(COPY, tmp_path / "f")
 
-    until(lambda: failed_with(worker, InvariantViolationError))
+    wait_for(lambda: failed_with(worker, InvariantViolationError))
     assert worker.close(10)
 
 
@@ -860,9 +853,9 @@ def test_a_copy_has_its_own_rate_or_its_part_of_the_nodes(make: Make, source: So
     began = time.monotonic()
     for record in records:
         worker.begin(record, tmp_path / record.id)
-    until(lambda: worker.look("c2").done)
+    wait_for(lambda: worker.look("c2").done)
     assert not any(worker.look(id_).done for id_ in ("c0", "c1"))
-    until(lambda: worker.look("c0").done and worker.look("c1").done)
+    wait_for(lambda: worker.look("c0").done and worker.look("c1").done)
     shared = sum(wire.sizes["c0"][:-1]) + sum(wire.sizes["c1"][:-1])
     assert time.monotonic() - began > 0.9 * shared / 20_000 > 0.2
 
@@ -881,12 +874,12 @@ def test_another_rate_is_taken_in_the_middle_of_a_rest(
     worker = make(wire, open_filling, rate=node)
     record = msgspec.structs.replace(COPY, rate=slow)
     worker.begin(record, tmp_path / "f")
-    until(lambda: worker.look("c1").rows)
+    wait_for(lambda: worker.look("c1").rows)
     time.sleep(0.05)
     assert (wire.asked, worker.look("c1").error) == (1, "")
     generation, began = filling.generation, time.monotonic()
     worker.begin(msgspec.structs.replace(record, rate=1 << 40 if node else 0), tmp_path / "f")
-    until(lambda: worker.look("c1").done)
+    wait_for(lambda: worker.look("c1").done)
     assert time.monotonic() - began < 5
     assert (filling.generation, len(opened)) == (generation, 1)
     assert len(source.exports) == 1
@@ -898,10 +891,10 @@ def test_a_rate_is_lowered_while_a_copy_is_filled(make: Make, source: Source, tm
     worker = make(wire)
     wire.hold.clear()
     worker.begin(COPY, tmp_path / "f")
-    until(lambda: wire.asked)
+    wait_for(lambda: wire.asked)
     worker.begin(msgspec.structs.replace(COPY, rate=1), tmp_path / "f")
     wire.hold.set()
-    until(lambda: worker.look("c1").rows)
+    wait_for(lambda: worker.look("c1").rows)
     time.sleep(0.1)
     assert (wire.asked, worker.look("c1").done) == (1, False)
     worker.leave("c1")
@@ -916,12 +909,12 @@ def test_a_source_that_is_silent_holds_up_no_other_copy(make: Make, source: Sour
     urls = {"n0": "http://127.0.0.1:1"}
     worker = make(lambda request: (answers if b"c2" in request.content else silent)(request), urls=urls)
     worker.begin(COPY, tmp_path / "f")
-    until(lambda: silent.asked)
+    wait_for(lambda: silent.asked)
     worker.begin(other, tmp_path / "g")
-    until(lambda: worker.look("c2").done)
+    wait_for(lambda: worker.look("c2").done)
     assert worker.look("c1") == FillProgress()
     silent.hold.set()
-    until(lambda: worker.look("c1").done)
+    wait_for(lambda: worker.look("c1").done)
 
 
 def test_a_copy_begins_when_nobody_is_at_work_in_its_folder_any_more(
@@ -949,14 +942,14 @@ def test_a_copy_begins_when_nobody_is_at_work_in_its_folder_any_more(
     worker = make(wire, alone)
     wire.hold.clear()
     worker.begin(COPY, tmp_path / "f")
-    until(lambda: wire.asked)
+    wait_for(lambda: wire.asked)
     worker.leave("c1")
     source.catalog = catalog_of(other)
     worker.begin(other, tmp_path / "f")
-    until(lambda: "the copy that was filled here before" in worker.look("c2").error)
+    wait_for(lambda: "the copy that was filled here before" in worker.look("c2").error)
     assert (wire.asked, len(at_work)) == (1, 1)
     wire.hold.set()
-    until(lambda: worker.look("c2").done)
+    wait_for(lambda: worker.look("c2").done)
 
 
 def test_a_full_disk_is_waited_for(make: Make, source: Source, tmp_path: Path) -> None:
@@ -971,9 +964,9 @@ def test_a_full_disk_is_waited_for(make: Make, source: Source, tmp_path: Path) -
     filling = Full()
     worker = make(Wire(source), lambda _: filling)
     worker.begin(COPY, tmp_path / "f")
-    until(lambda: worker.look("c1").error == "no room")
+    wait_for(lambda: worker.look("c1").error == "no room")
     Full.full = False
-    until(lambda: worker.look("c1").done)
+    wait_for(lambda: worker.look("c1").done)
 
 
 def test_the_disk_of_a_copy_that_is_left_may_be_deleted_at_once(
@@ -986,7 +979,7 @@ def test_the_disk_of_a_copy_that_is_left_may_be_deleted_at_once(
 
     worker = make(Wire(source), lambda _: Deleted())
     worker.begin(COPY, tmp_path / "f")
-    until(lambda: worker.look("c1") == FillProgress())
+    wait_for(lambda: worker.look("c1") == FillProgress())
     time.sleep(0.05)
     worker.check()
 
@@ -999,5 +992,5 @@ def test_a_bug_ends_the_worker_and_is_told(source: Source, tmp_path: Path) -> No
     worker = CopyWorker(lambda: source.catalog, lambda _: None, client, broken, 0, int)
     worker.begin(COPY, tmp_path / "f")
 
-    until(lambda: failed_with(worker, ZeroDivisionError))
+    wait_for(lambda: failed_with(worker, ZeroDivisionError))
     assert worker.close(10)

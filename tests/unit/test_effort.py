@@ -20,6 +20,7 @@ from indexer.scan.plan.waiting import ReaderGoneError
 from keytide.settings.settings import load_settings
 from tests.unit.scan_world import Doc, FakeSnapshot, World
 from tests.unit.test_api import serving
+from tests.waiting import wait_for
 
 INDEX = "i-1"
 COUNTED = f"SELECT COUNT(*) FROM users WHERE a >= 0 AND b IN ({', '.join(map(str, range(900)))})"
@@ -55,13 +56,6 @@ def endless_world(node_count: int = 1) -> tuple[World, list[Endless]]:
             snapshots.append(Endless(5, 0, was.timestamp, was.entries))
             of_slice.add(snapshots[-1], -1)
     return world, snapshots
-
-
-def until(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < ends, "it did not come about"
-        time.sleep(0.01)
 
 
 def work(seconds: float) -> None:
@@ -122,7 +116,7 @@ def test_a_turn_is_divided_among_slices_and_is_longer_while_nobody_waits() -> No
         effort = ReadBudget(least_s=TURN_S, most_s=0.0)
         assert not effort.spent
         effort.begin(10_000)
-        until(lambda: effort.spent)
+        wait_for(lambda: effort.spent)
     finally:
         threads.close()
 
@@ -192,7 +186,7 @@ def test_a_read_that_nobody_waits_for_ends(how: str) -> None:
             await left.wait()
 
         reading = asyncio.ensure_future(reader.read(counted(), gone))
-        await asyncio.to_thread(until, lambda: snapshot.given >= 3)
+        await asyncio.to_thread(wait_for, lambda: snapshot.given >= 3)
         if how == "gone":
             left.set()
             with pytest.raises(ReaderGoneError):
@@ -201,7 +195,7 @@ def test_a_read_that_nobody_waits_for_ends(how: str) -> None:
             reading.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await reading
-        await asyncio.to_thread(until, lambda: snapshot.readers == 0)
+        await asyncio.to_thread(wait_for, lambda: snapshot.readers == 0)
         assert snapshot.given < 10_000
         reader.close()
 
@@ -233,7 +227,7 @@ def test_a_read_says_where_it_got_to_when_its_turn_is_over() -> None:
         reader.threads.turn = _endless_turn(reader.threads)  # type: ignore[method-assign]
         with pytest.raises(OutOfTimeError):
             await reader.read(counted(within_ms=30))
-        await asyncio.to_thread(until, lambda: snapshot.readers == 0)
+        await asyncio.to_thread(wait_for, lambda: snapshot.readers == 0)
         reader.close()
 
     asyncio.run(asyncio.wait_for(whole(), LIMIT_S))
@@ -267,7 +261,7 @@ def test_a_request_ends_with_its_time_and_blames_no_node(
                 break  # (else a tenth of the time was too little for an answer, where others run, too)
         assert answer["type"] == problem, answer
         assert "did not answer" not in answer["detail"]
-        until(lambda: not any(snapshot.readers for snapshot in snapshots))
+        wait_for(lambda: not any(snapshot.readers for snapshot in snapshots))
 
 
 def test_work_ends_everywhere_when_the_client_goes_away() -> None:
@@ -282,6 +276,6 @@ def test_work_ends_everywhere_when_the_client_goes_away() -> None:
         )
         with socket.create_connection(("127.0.0.1", int(first.rpartition(":")[2]))) as client:
             client.sendall(head.encode() + b"\r\n\r\n" + body)
-            until(lambda: all(snapshot.given > 5 for snapshot in snapshots))
-        until(lambda: not any(snapshot.readers for snapshot in snapshots))
+            wait_for(lambda: all(snapshot.given > 5 for snapshot in snapshots))
+        wait_for(lambda: not any(snapshot.readers for snapshot in snapshots))
         assert all(snapshot.given < 10_000 for snapshot in snapshots)

@@ -22,7 +22,7 @@ from indexer.store.interface import Applied
 from keytide.errors import RetryableError
 from tests.store_kit import SMALL, all_rows, lmdb_store, segments, state
 from tests.unit.test_store_fold import alive, documents
-from tests.waiting import wait_for
+from tests.waiting import crowding, wait_for
 
 PATIENT_S, IMPATIENT_S = 20.0, 1.0
 """A process that is just starting may be silent for seconds where the tests have a busy machine."""
@@ -242,10 +242,11 @@ def talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_slow_child_that_comes_further_is_left_alone(talks: str) -> None:
-    child = WatchedProcess(talks, ("60", "0"), PATIENT_S)
+    longer = crowding()
+    child = WatchedProcess(talks, (str(round(60 * longer)), "0"), PATIENT_S)
     lines = child.lines()
     assert next(lines) == b"begun"
-    child._stall_s = IMPATIENT_S
+    child._stall_s = longer * IMPATIENT_S
     assert list(lines) == [b"done"], "after three times as long as it may stand still"
     child.close()
 

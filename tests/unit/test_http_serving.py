@@ -29,6 +29,7 @@ from keytide.settings.settings import HttpSettings, SecuritySettings, load_setti
 from tests.fuzz.http import HttpFuzz
 from tests.live_node import LiveNode
 from tests.serving import running
+from tests.waiting import wait_for
 
 LIMIT_S = 20.0
 HEAD = b"POST /v1/x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n"
@@ -81,7 +82,7 @@ class Clock:
         """So much time goes by, and servers look who is late."""
         self._now += seconds
         before = self._looks
-        until(lambda: self._looks > before + 1)
+        wait_for(lambda: self._looks > before + 1)
 
     def looking(self, close_late: Callable[[Server, float], None]) -> Callable[[Server, float], None]:
         """The same, noted."""
@@ -150,7 +151,7 @@ def test_a_body_that_drips_ends_too() -> None:
     with serving(App(), body_timeout_s=0.3) as port, socket.create_connection(("127.0.0.1", port)) as half:
         half.sendall(HEAD.replace(b"100", b"100000"))
         half.settimeout(0.05)
-        until(lambda: not _drips(half))
+        wait_for(lambda: not _drips(half))
 
 
 def _drips(half: socket.socket) -> bool:
@@ -181,7 +182,7 @@ def test_what_is_being_answered_is_left_alone_however_long_it_takes(clock: Clock
     with serving(app, head_timeout_s=0.1, body_timeout_s=0.1) as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
         connection.request("GET", "/slow")
-        until(lambda: app.asked == 1)
+        wait_for(lambda: app.asked == 1)
         clock.passes(0.6)
         app.go_on.set()
         assert connection.getresponse().status == 200
@@ -215,7 +216,7 @@ def test_a_full_server_lets_those_go_that_owe_it_a_request(owing: bool) -> None:
             assert len(gone) == 1, "one that owes a request has made room"
             assert ended(gone[0])
         else:
-            until(lambda: app.asked == 5)
+            wait_for(lambda: app.asked == 5)
             assert _refused(port)
             app.go_on.set()
             for one in held:
@@ -251,7 +252,7 @@ def test_newcomers_that_come_together_take_the_places_of_idle_connections() -> N
             one.request("GET", "/")
             one.getresponse().read()
         new = [socket.create_connection(("127.0.0.1", port)) for _ in range(6)]
-        until(lambda: len(select.select([one.sock for one in idle], [], [], 0.1)[0]) == 6)
+        wait_for(lambda: len(select.select([one.sock for one in idle], [], [], 0.1)[0]) == 6)
         for newcomer in new:
             newcomer.settimeout(LIMIT_S)
             newcomer.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -278,12 +279,6 @@ def _refused(port: int, path: str = "/") -> bool:
     except (ConnectionError, http.client.HTTPException):
         return True
     return False
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
 
 
 def test_a_refused_upload_is_answered_and_its_rest_is_thrown_away() -> None:
@@ -341,7 +336,7 @@ def test_an_upload_that_is_broken_off_is_one_line_in_the_log(caplog: pytest.LogC
     with serving(RequestGate(App(), load_settings(), lambda _, __: None)) as port:
         with socket.create_connection(("127.0.0.1", port)) as half:
             half.sendall(HEAD + b"half")
-        until(lambda: "went away" in caplog.text)
+        wait_for(lambda: "went away" in caplog.text)
     told = [one for one in caplog.records if one.name != "asyncio"]
     assert [one.getMessage() for one in told] == ["127.0.0.1 went away in the middle of its POST /v1/x"]
 
@@ -367,8 +362,8 @@ def test_half_a_request_for_metrics_ends(caplog: pytest.LogCaptureFixture) -> No
         with socket.create_connection(("127.0.0.1", port)) as half:
             half.sendall(b"GET /metr")
             assert ended(half)
-        until(lambda: not _refused(port, "/metrics"))
-        until(lambda: "failed: timed out" in caplog.text)
+        wait_for(lambda: not _refused(port, "/metrics"))
+        wait_for(lambda: "failed: timed out" in caplog.text)
         assert "Traceback" not in caplog.text
     finally:
         server.shutdown()

@@ -122,7 +122,7 @@ def test_a_kafka_without_a_broker_is_unavailable_and_ends_no_process(broker: Bro
             assert asking.stdin is not None
             assert asking.stdout.readline() == "K1\n"
             broker.fenced = True
-            said, _ = asking.communicate("go on\n", timeout=60)
+            said, _ = asking.communicate("go on\n", timeout=300)
         finally:
             asking.kill()
     assert asking.returncode == 0

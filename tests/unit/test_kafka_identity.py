@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from keytide.kafka.admin import KafkaUnavailableError, TopicInfo
 from keytide.kafka.identity import OWN_FAULT, KafkaIdentity, Memory, Seen, WrongKafkaError
 from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings, load_settings
+from tests.waiting import wait_for
 
 
 class Kafka:
@@ -102,13 +102,6 @@ def watching(kafka: Kafka, settings: Settings) -> Iterator[KafkaIdentity]:
     identity.close()
 
 
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 def refused(identity: KafkaIdentity) -> bool:
     try:
         identity.check()
@@ -120,10 +113,10 @@ def refused(identity: KafkaIdentity) -> bool:
 def test_a_process_that_runs_sees_it_when_another_cluster_answers(
     kafka: Kafka, watching: KafkaIdentity
 ) -> None:
-    until(lambda: kafka.asked.is_set())
+    wait_for(lambda: kafka.asked.is_set())
     watching.check()
     kafka.cluster = "K2"
-    until(lambda: refused(watching))
+    wait_for(lambda: refused(watching))
 
 
 def test_a_look_that_fails_by_a_bug_ends_the_process_too(
@@ -134,7 +127,7 @@ def test_a_look_that_fails_by_a_bug_ends_the_process_too(
     def broken(*_: object) -> None:
         raise ValueError("a bug")
 
-    until(lambda: kafka.asked.is_set())
+    wait_for(lambda: kafka.asked.is_set())
     monkeypatch.setattr(Memory, "compare", broken)
     assert watching._worker.wait(20)
     with pytest.raises(ValueError, match="a bug"):
@@ -143,16 +136,16 @@ def test_a_look_that_fails_by_a_bug_ends_the_process_too(
 
 def test_offsets_are_confirmed_by_a_look_that_begins_later(kafka: Kafka, watching: KafkaIdentity) -> None:
     now = now_ms() + 1
-    until(lambda: watching.confirmed(now))
+    wait_for(lambda: watching.confirmed(now))
     kafka.away = True
     kafka.asked.clear()
-    until(kafka.asked.is_set)
+    wait_for(kafka.asked.is_set)
     later = now_ms() + 1
     kafka.asked.clear()
-    until(kafka.asked.is_set)
+    wait_for(kafka.asked.is_set)
     assert not watching.confirmed(later)
     kafka.away, kafka.cluster = False, "K2"
-    until(lambda: refused(watching))
+    wait_for(lambda: refused(watching))
     assert not watching.confirmed(later)
 
 
@@ -176,7 +169,7 @@ def test_a_client_that_may_have_lost_kafka_is_replaced_ever_more_seldom(
     began = now_ms()
     identity = KafkaIdentity(settings).open()
     try:
-        until(lambda: identity.confirmed(began))
+        wait_for(lambda: identity.confirmed(began))
     finally:
         identity.close()
     assert looks[:4] == [OWN_FAULT, OWN_FAULT, 2 * OWN_FAULT, 4 * OWN_FAULT]

@@ -57,14 +57,14 @@ def test_a_broken_invariant_is_answered_and_ends_the_node_with_its_story(tmp_pat
     try:
         assert node.stdout is not None
         url = node.stdout.readline().split()[1]
-        with urllib.request.urlopen(f"{url}/healthz", timeout=60) as answer:
+        with urllib.request.urlopen(f"{url}/healthz", timeout=300) as answer:
             assert answer.status == 200
         request = urllib.request.Request(f"{url}/v1/indexes/by_city/scan", b"{}", method="POST")
         with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(request, timeout=60)
+            urllib.request.urlopen(request, timeout=300)
         assert caught.value.code == 500
         assert b"invariant-violated" in caught.value.read()
-        _, told = node.communicate(timeout=60)
+        _, told = node.communicate(timeout=300)
         assert node.returncode == 70
         assert "the story of it" in told
     finally:

@@ -29,7 +29,12 @@ for number in range(3):
 def _run(point: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "KEYTIDE_SYNC_POINT": point}
     return subprocess.run(
-        [sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", CODE],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
 
 

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Iterator, MutableMapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -37,6 +37,7 @@ from tests import share
 from tests.structure_kit import digests_of
 from tests.unit.scan_world import Doc, World, stores
 from tests.unit.test_api import serving
+from tests.waiting import wait_for
 
 STATEMENT = "CREATE INDEX by_city ON users (city, n DESC) INCLUDE (x) PARTITION BY HASH(id) WITH (slices=4)"
 CITIES = ["Aachen", "Bonn", "Boston", "Zürich", None, 7]
@@ -562,13 +563,6 @@ def listening(url: str, headers: dict[str, str] | None = None, **query: Any) -> 
         listener.close()
 
 
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "waited in vain"
-        time.sleep(0.01)
-
-
 def test_tails_over_http() -> None:
     world = world_of(3)
     configured = load_settings(scan={"tail_heartbeat_s": 0.1, "max_tails": 1})
@@ -576,14 +570,14 @@ def test_tails_over_http() -> None:
         for view in world.views.values():
             view.urls = {"n0": one, "n1": two}
         with listening(one, equals="Bonn", initial="true") as listener:
-            until(lambda: len(listener.events) == 1)
+            wait_for(lambda: len(listener.events) == 1)
             first = json.loads(listener.events[0]["data"])
             assert [row["id"] for row in first["added"]] == ["u2", "u1", "u0"]
-            until(lambda: listener.comments >= 2)
+            wait_for(lambda: listener.comments >= 2)
             busy = httpx.get(one + TAIL)
             assert (busy.status_code, busy.json()["type"]) == (503, "too-many-tails")
             world.commit(2, {"by_city": [doc(0, "Bonn", 0, 1), doc(9, "Ulm", 0, 0)]})
-            until(lambda: len(listener.events) == 2)
+            wait_for(lambda: len(listener.events) == 2)
             change = json.loads(listener.events[1]["data"])
             assert change["snapshot"] == 2
             assert change["timestamp"]["0"]["offset"] == 2
@@ -593,13 +587,13 @@ def test_tails_over_http() -> None:
         assert some.text.count("event: ") == 1
         world.commit(3, {"by_city": []})
         with listening(two, {"Last-Event-ID": listener.events[1]["id"]}, equals="Bonn") as resumed:
-            until(lambda: len(resumed.events) == 1)
+            wait_for(lambda: len(resumed.events) == 1)
             assert json.loads(resumed.events[0]["data"])["snapshot"] == 3
             world.roll_back(to=1)
-            until(lambda: resumed.over)
+            wait_for(lambda: resumed.over)
             assert resumed.events[-1]["event"] == "history-changed"
             assert json.loads(resumed.events[-1]["data"])["status"] == 409
-        until(lambda: httpx.get(one + TAIL, params={"from": "no", "equals": "Bonn"}).status_code == 422)
+        wait_for(lambda: httpx.get(one + TAIL, params={"from": "no", "equals": "Bonn"}).status_code == 422)
         for query in ({"consistency": "tip"}, {"limit": 3}, {"explain": "true"}):
             assert httpx.get(one + TAIL, params=query).status_code == 422
         gone = httpx.get(
@@ -628,7 +622,7 @@ def test_a_reader_that_goes_away_while_snapshots_are_compared() -> None:
                 head += reader.recv(10_000)
             world.commit(2, {"by_city": []})
             assert comparing.wait(20)
-        until(lambda: leases(world) == {1: 1})
+        wait_for(lambda: leases(world) == {1: 1})
         patch.undo()
         assert httpx.get(one + TAIL, params={"events": 1, "slices": "0"}).status_code == 200
 

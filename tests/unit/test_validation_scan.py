@@ -163,13 +163,15 @@ def test_rows_that_the_primary_no_longer_has_are_dropped_and_counted() -> None:
 
 
 def test_a_primary_that_is_behind_leaves_rows_unknown() -> None:
-    bench = Bench(BY_CITY, documents=PEOPLE, wait_ms=30)
-    bench.primary.position = 2  # it has ann (0) and bo (1)
-    bench.primary.documents_by_id = {"ann": {"city": "Nice"}, "cy": {"city": "Nice"}, "bo": {"city": "Rome"}}
-
     async def work() -> None:
-        service = bench.services()["n0"]
-        answer = await scan(service)
+        for wait_ms in (30, 1_000, 10_000):  # where others run, too, the first answer may take longer
+            bench = Bench(BY_CITY, documents=PEOPLE, wait_ms=wait_ms)
+            bench.primary.position = 2  # it has ann (0) and bo (1)
+            found = [("ann", "Nice"), ("cy", "Nice"), ("bo", "Rome")]
+            bench.primary.documents_by_id = {id_: {"city": city} for id_, city in found}
+            answer = await scan(bench.services()["n0"])
+            if len(bench.primary.calls) > 1:
+                break
         assert told(answer) == {"bo": "", "cy": PRIMARY_BEHIND, "di": NOT_THERE_YET}
         assert answer["validation"]["unknown"] == {PRIMARY_BEHIND: 1, NOT_THERE_YET: 1}
         assert answer["validation"]["stale"] == 1
