@@ -1,11 +1,10 @@
 """The coordinator's shell: a control loop around the pure `Leader`.
 
 Theory of operation. One thread, the control loop, owns the leader. It waits for reports (or until something
-is due), hands each to the
-leader with the time, and carries out what comes back: timestamps go to the control topic at once, everything
-    that takes time goes to the executor, whose results return through an inbox, as do delivery reports,
-    samples of sources and the ends of drivers. Admin requests are functions that the loop calls between two
-    events, so they see one state and need no locks.
+is due), hands each to the leader with the time, and carries out what comes back: timestamps go to the control
+topic at once, everything that takes time goes to the executor, whose results return through an inbox, as do
+delivery reports, samples of sources and the ends of drivers. Admin requests are functions that the loop calls
+between two events, so they see one state and need no locks.
 
 From a projector's report to the broadcast that it allows there are: one wake-up, one decode, one produce
 without linger.
@@ -302,6 +301,8 @@ class CoordinatorService:
         while not self._stopping.is_set():
             self._identity.check()
             wait = 0 if self._inbox else min(leader.stability.next_due(now_ms()), LONGEST_POLL_MS)
+            if wait and leader.stability.asks:
+                wait = 0 if self._topic_ids.wait_for_answer() else wait - 1
             for message in self._reports.poll(REPORTS_PER_TURN, wait / 1000):
                 self._hear(leader, message)
             self._control.poll()

@@ -7,6 +7,9 @@ off from the controllers and answers all the same may name a topic that is gone,
 The client sends the question to the controller that it knows of. It learns of another one from metadata only,
 which a client without topics of its own never asks for: after an error this asks, or no question would be
 answered again while that one broker is gone. Questions wait for that.
+
+A timestamp is issued as soon as its question is answered; so while one is out the control loop waits here,
+for a moment, and not for reports.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 1.0
 """A broker that hangs is asked no longer than this; the next question may go to another one."""
+MOMENT_S = 0.001
+"""Answers come within it, mostly; who waits for one hears no report meanwhile."""
 
 _NONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
@@ -49,9 +54,20 @@ class TopicIds(QueueWorker[ConfirmTopic]):
     ) -> None:
         super().__init__("topic-ids", failed)
         self._client: AdminClient = admin(settings)
-        self._post = post
+        self._post_on = post
+        self._posted = threading.Event()
         self._unanswered = threading.Event()
         """A question was answered by an error: the controller may be another one."""
+
+    def wait_for_answer(self) -> bool:
+        """Wait a moment for an answer to be posted; whether one was since this was called last."""
+        posted = self._posted.wait(MOMENT_S)
+        self._posted.clear()
+        return posted
+
+    def _post(self, answer: TopicSeen) -> None:
+        self._post_on(answer)
+        self._posted.set()
 
     def _end(self) -> None:
         self._client.close()

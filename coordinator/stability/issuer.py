@@ -177,6 +177,11 @@ class TimestampIssuer:
                     due = min(due, confirming.not_before(stream, allowed, now))
         return max(0, due - now)
 
+    @property
+    def asks(self) -> bool:
+        """Whether Kafka is asked which topic some keyspace's is: its answer lets a timestamp be issued."""
+        return any(stream.asked is not None for stream in self.streams.values())
+
     def _beat_at(self, stream: StabilityStream) -> int:
         """When the same content is due again (R7); it waits a little for an answer that may bring new one."""
         since = stream.issued_at if stream.asked is None else max(stream.issued_at, stream.asked_at)
