@@ -31,7 +31,7 @@ non-finite float, a lone surrogate, nesting beyond MAX_DEPTH, something that is 
 key are an InvariantViolationError.
 """
 
-from keytide.collation.decode import decode_key, skip_key
+from keytide.collation.decode import decode_key, decode_parts, skip_key
 from keytide.collation.encode import encode_key, encode_part
 from keytide.collation.forms import key_forms
 from keytide.collation.layout import (
@@ -56,6 +56,7 @@ __all__ = [
     "Span",
     "Value",
     "decode_key",
+    "decode_parts",
     "encode_key",
     "encode_part",
     "equals_span",

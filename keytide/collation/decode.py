@@ -55,15 +55,34 @@ def decode_key(
     Raises:
         InvariantViolationError: `data` holds no such key.
     """
-    values: list[Value] = []
-    at = 0
+    values, _, at = decode_parts(data, parts_count, descending, forms)
+    return values, at
+
+
+def decode_parts(
+    data: bytes,
+    parts_count: int,
+    descending: Sequence[bool] = (),
+    forms: bytes = b"",
+    known: Sequence[Value] = (),
+    at: int = 0,
+) -> tuple[list[Value], int, int]:
+    """The same, and where the last part starts. Raises as `decode_key`.
+
+    Args:
+        known: its first parts, when it begins as another one that was decoded, and has no forms.
+        at: where the others start.
+    """
+    values: list[Value] = [*known]
     source = data
     flipped = b""
+    last = at
     try:
-        for ordinal in range(parts_count):
+        for ordinal in range(len(values), parts_count):
             if descending:
                 flipped = flipped or data.translate(INVERTED)
                 source = flipped if descending[ordinal] else data
+            last = at
             tag = source[at]
             if tag == TAG_STRING:
                 end = source.index(STRING_END, at)
@@ -82,7 +101,7 @@ def decode_key(
                 values.append(value)
         if at > len(data):
             raise IndexError("the key ends within a part")
-        return (apply_forms(values, forms) if forms else values), at
+        return (apply_forms(values, forms) if forms else values), last, at
     except _NOT_A_KEY as error:
         raise _not_a_key(data, error) from error
 

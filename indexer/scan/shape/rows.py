@@ -14,7 +14,7 @@ import msgspec
 
 from indexer.scan.peer.messages import Entry
 from indexer.scan.plan.selection import Shape
-from keytide.collation import MISSING, Value, decode_key, to_json_value
+from keytide.collation import MISSING, Value, decode_key, decode_parts, to_json_value
 from keytide.errors import CallerError
 from keytide.model.entry import unpack_keyed_value, unpack_value
 from keytide.structure.place_columns import decoded_places
@@ -47,6 +47,8 @@ class RowMaker:
         with_key, with_id, with_include = self._key, self._id, self._include
         made: list[dict[str, Any]] = []
         canonical, forms, end = b"", b"", 0
+        first: Sequence[Value] = ()  # all parts of the last key but its last one, and their bytes
+        head = b""
         key: Sequence[Value] = ()
         none: list[int] = []
         missing = none
@@ -58,9 +60,13 @@ class RowMaker:
             own_forms, include = unpack_value(value) if value else (b"", None)
             # No key is the beginning of another one, so what begins with the last key has that key.
             if not end or own_forms != forms or not entry_key.startswith(canonical):
-                forms = own_forms
-                found, end = decode_key(entry_key, parts, descending, forms)
-                canonical = entry_key[:end]
+                known = first if entry_key.startswith(head) else ()
+                found, last, end = decode_parts(
+                    entry_key, parts, descending, own_forms, known, len(head) if known else 0
+                )
+                if not (known or own_forms):
+                    first, head = found[:-1], entry_key[:last]
+                forms, canonical = own_forms, entry_key[:end]
                 if MISSING in found:
                     missing = [at for at, part in enumerate(found) if part is MISSING]
                     key = [to_json_value(part) for part in found]
