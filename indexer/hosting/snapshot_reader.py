@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -34,6 +36,46 @@ class OpenSnapshot:
             self.dropped = True
             if self.readers == 0:
                 self.snapshot.close()
+
+
+class ReaderCounts:
+    """Counts who reads the snapshots of a slice, and gives them to one thread while they change (`with`).
+
+    A reader is given back without the lock: Python collects an abandoned read, and so ends it, wherever some
+    thread allocates, also under this lock, for which that thread would wait for ever. What is given back
+    waits until the lock is free.
+    """
+
+    __slots__ = ("_given_back", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._given_back: deque[OpenSnapshot] = deque()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        if self._given_back:
+            self._take_back()
+
+    def give_back(self, held: OpenSnapshot) -> None:
+        """A reader has ended, perhaps in a thread that has the lock."""
+        self._given_back.append(held)
+        self._take_back()
+
+    def _take_back(self) -> None:
+        """Close what nobody reads any more; whoever has the lock does so when it has it no longer."""
+        while self._given_back and self._lock.acquire(blocking=False):
+            try:
+                while self._given_back:
+                    kept = self._given_back.popleft()
+                    kept.readers -= 1
+                    if kept.dropped and kept.readers == 0:
+                        kept.snapshot.close()
+            finally:
+                self._lock.release()
 
 
 class SnapshotReader:

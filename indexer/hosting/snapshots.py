@@ -25,23 +25,19 @@ Nothing is looked through at a commit: what may have lost its reason to be kept 
 happened (it left the newest few, was passed by what is published, was outranked, its lease ran out), and that
 alone is looked at. So a commit costs the same whether five hundred snapshots are leased or none.
 
-The ingest thread adds, the endpoint's thread reads and leases: one short lock per ring. A reader is given
-back without it: Python collects an abandoned read, and so ends it, wherever some thread allocates, also under
-this lock, for which that thread would wait for ever. What is given back waits until the lock is free. Times
-are passed in, in milliseconds.
+The ingest thread adds, the endpoint's thread reads and leases: one short lock per ring (`ReaderCounts`).
+Times are passed in, in milliseconds.
 """
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
 from collections.abc import Iterable
 from functools import partial
 from heapq import heappop, heappush
 from typing import Final
 
-from indexer.hosting.snapshot_reader import OpenSnapshot, RingWatch, SnapshotReader
+from indexer.hosting.snapshot_reader import OpenSnapshot, ReaderCounts, RingWatch, SnapshotReader
 from indexer.store.interface import UNNUMBERED, StoreSnapshot
 from keytide.catalog.history import History
 from keytide.model.landmarks import RankedNumbers
@@ -67,9 +63,7 @@ class SnapshotRing:
     def __init__(self, kept: int) -> None:
         self._kept = kept
         self._ahead = AHEAD_LIMIT + kept
-        self._lock = threading.Lock()
-        self._alone = _Alone(self)
-        self._given_back: deque[OpenSnapshot] = deque()
+        self._alone = ReaderCounts()
         self._numbered: dict[int, OpenSnapshot] = {}
         self._order: list[int] = []
         """Their numbers, ascending."""
@@ -230,19 +224,16 @@ class SnapshotRing:
         Args:
             reads: how often to count it: 0 for who only looks it up.
         """
-        with self._lock:  # (as `_alone`, which costs more than all that is done here)
-            holds = not (found.dropped or self._damage)
-            if holds:
-                found.readers += 1
-                self.reads += reads
-        if self._given_back:
-            self._take_back()
-        return holds
+        with self._alone:
+            if found.dropped or self._damage:
+                return False
+            found.readers += 1
+            self.reads += reads
+            return True
 
     def give_back(self, held: OpenSnapshot) -> None:
         """A reader has ended, perhaps in a thread that is in the midst of this ring."""
-        self._given_back.append(held)
-        self._take_back()
+        self._alone.give_back(held)
 
     def tip(self) -> SnapshotReader | None:
         """The newest commit, numbered or not. Until one has joined the published numbers (again) it is the
@@ -291,20 +282,6 @@ class SnapshotRing:
                     looks = ((self._numbered[one].look_at, one) for one in self._leased)
                     self._lease_ends = sorted((at, one) for at, one in looks if at is not None)
             return True
-
-    # --- the lock ---------------------------------------------------------------------------------------
-
-    def _take_back(self) -> None:
-        """Close what nobody reads any more; whoever has the lock does so when it has it no longer."""
-        while self._given_back and self._lock.acquire(blocking=False):
-            try:
-                while self._given_back:
-                    kept = self._given_back.popleft()
-                    kept.readers -= 1
-                    if kept.dropped and kept.readers == 0:
-                        kept.snapshot.close()
-            finally:
-                self._lock.release()
 
     # --- inside, under the lock -----------------------------------------------------------------------
 
@@ -378,18 +355,3 @@ class SnapshotRing:
         if number in self._leased or number == self._published or number in self._order[-self._kept :]:
             return True
         return number > self._published and self._past.among_last(self._ahead, number)
-
-
-class _Alone:
-    """Has a ring to one thread; what others give back meanwhile is taken in at the end."""
-
-    def __init__(self, ring: SnapshotRing) -> None:
-        self._ring = ring
-
-    def __enter__(self) -> None:
-        self._ring._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._ring._lock.release()
-        if self._ring._given_back:
-            self._ring._take_back()

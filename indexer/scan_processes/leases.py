@@ -8,7 +8,7 @@ that is published and each client, however many pages are read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from indexer.scan.peer.messages import LeaseRequest
@@ -26,7 +26,10 @@ def longer(lease_ms: int) -> int:
 
 
 class GrantedLeases:
-    """What the node keeps, for whom, and until when. Event loop only."""
+    """What the node keeps, for whom, and until when (`indexer.scan.plan.leases.Leases`). Event loop only.
+
+    Of holds nothing is known here: whoever reads one is passed on.
+    """
 
     def __init__(self) -> None:
         self._granted: dict[_Key, tuple[int, frozenset[int]]] = {}
@@ -40,11 +43,20 @@ class GrantedLeases:
         *,
         in_use: bool,
         now: int,
+        hold: str = "",
         client: str = "",
+        idle: bool = False,
     ) -> list[int]:
         """The slices of which it is not known that they keep a snapshot for another `lease_ms`."""
         until, kept = self._granted.get((index, number, client, in_use), (0, frozenset()))
         return [one for one in slices if one not in kept or until - now < lease_ms]
+
+    def holds(self, index: str, number: int, hold: str, slices: Iterable[int], now: int) -> bool:
+        """Not known."""
+        return False
+
+    def give_back(self, index: str, number: int, hold: str, now: int) -> None:
+        """Nothing is had."""
 
     def granted(self, asked: LeaseRequest, slices: Sequence[int], now: int, until: int) -> None:
         """The node was asked at `now`, and keeps it in these slices at least `until` then (ms).

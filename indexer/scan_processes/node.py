@@ -15,13 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import lmdb
 
 from indexer.hosting.node import ServingNode
-from indexer.hosting.snapshot_reader import JointReader, OpenSnapshot
+from indexer.hosting.snapshot_reader import JointReader, OpenSnapshot, ReaderCounts, SnapshotReader
 from indexer.ingest.metadata import MetadataFeed
 from indexer.scan_processes.channel import read
 from indexer.scan_processes.messages import (
@@ -56,7 +57,7 @@ class SliceSnapshots:
     """The snapshots of a slice that are pinned here (`indexer.hosting.snapshot_reader.HoldsSnapshots`)."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._alone = ReaderCounts()
         self._numbered: dict[int, OpenSnapshot] = {}
         self.newest = -1
         self.reads = 0
@@ -65,22 +66,22 @@ class SliceSnapshots:
 
     def pin(self, told: Kept, views: Sequence[View]) -> None:
         snapshot = OpenSnapshot(LmdbSnapshot(views, told.applied, told.counts), told.number)
-        with self._lock:
+        with self._alone:
             self._drop(told.number)
             self._numbered[told.number] = snapshot
             self.newest = max(self.newest, told.number)
 
     def miss(self, number: int) -> None:
-        with self._lock:
+        with self._alone:
             self.newest = max(self.newest, number)
             self._drop(number)
 
     def drop(self, number: int) -> None:
-        with self._lock:
+        with self._alone:
             self._drop(number)
 
     def close(self) -> None:
-        with self._lock:
+        with self._alone:
             self.newest = -1
             for number in list(self._numbered):
                 self._drop(number)
@@ -94,8 +95,15 @@ class SliceSnapshots:
     def find(self, number: int) -> OpenSnapshot | None:
         return self._numbered.get(number)
 
+    def acquire(self, number: int) -> SnapshotReader | None:
+        """As a ring does; None when it is not pinned."""
+        found = self.find(number)
+        if found is None or not self.hold(found):
+            return None
+        return SnapshotReader(found.snapshot, number, self.report_damage, partial(self.give_back, found))
+
     def hold(self, found: OpenSnapshot, reads: int = 1) -> bool:
-        with self._lock:
+        with self._alone:
             if found.dropped:
                 return False
             found.readers += 1
@@ -103,10 +111,7 @@ class SliceSnapshots:
             return True
 
     def give_back(self, held: OpenSnapshot) -> None:
-        with self._lock:
-            held.readers -= 1
-            if held.dropped and held.readers == 0:
-                held.snapshot.close()
+        self._alone.give_back(held)
 
     def report_damage(self, reason: str) -> None:
         """The node finds out by itself: what fails here it is asked next."""
@@ -114,7 +119,7 @@ class SliceSnapshots:
 
     def take_reads(self) -> int:
         """How often it was read since this was last asked."""
-        with self._lock:
+        with self._alone:
             reads, self.reads = self.reads, 0
             return reads
 
@@ -172,6 +177,10 @@ class PinnedNode(ServingNode):
         rings = [self._slices.get((index, one)) for one in slices]
         here = [ring for ring in rings if ring is not None]
         return JointReader.of(here, number) if len(here) == len(slices) else None
+
+    def acquire(self, index: str, slice_number: int, number: int) -> SnapshotReader | None:
+        ring = self._slices.get((index, slice_number))
+        return None if ring is None else ring.acquire(number)
 
     def newest(self, index: str, slice_number: int) -> int:
         ring = self._slices.get((index, slice_number))

@@ -1,22 +1,22 @@
-"""What a scan process answers itself: plain pages, read as one; it passes on everything else.
+"""What a scan process answers itself: stable scans and counts of what is pinned here; it passes on the rest.
 
 Theory of operation
 ===================
-A scan goes its way here as it does on the node (`indexer.scan`), under the node's name, to the place where
-slices are read: a page whose slices are all pinned here is read as one (`indexer.scan.local.joint`). Whoever
-comes to where one reads otherwise (`PagePeers.read_here`) gives up: nothing was answered by then, and the
-request goes to the node as it came (`passing`). So there is no second way of a scan, and none that could give
-another answer: what this process does not hold, does not know, or finds wrong is the node's to tell of.
+A scan goes its way here as it does on the node (`indexer.scan`), under the node's name, down to the snapshots
+that are pinned here (`node`). Whoever finds that a slice does not hold what is asked for, or that anything is
+wrong with it, gives up (`PagePeers`): nothing was answered by then, and the request goes to the node as it
+came (`passing`). So there is no second way of a scan, and none that could give another answer: what this
+process does not hold, does not know, or finds wrong is the node's to tell of.
 
-What cannot be a plain page is passed on at once: other routes, other forms, filters, offsets, validated rows,
-newest states.
+What reads newest states or a hold, asks other nodes or primaries, or is another route or form, is passed on
+at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -28,15 +28,11 @@ from starlette.types import Receive, Scope, Send
 
 from indexer.scan.gather.peers import LEASE_PATH, Peers
 from indexer.scan.gather.scatter import CLIENT
-from indexer.scan.gather.service import ScanService
-from indexer.scan.http.endpoint import ScanMetrics, gone_of, needs, scanned_index
+from indexer.scan.http.endpoint import COUNT, SCAN, Endpoint, ScanMetrics, asked_index, needs
 from indexer.scan.http.problems import OnBug, problem_response
-from indexer.scan.local.joint import JointReads
-from indexer.scan.local.reader import INLINE_ROWS, LocalReader
+from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.messages import (
-    JointPage,
-    JointRead,
-    JointSpans,
+    TIP,
     LeaseReply,
     LeaseRequest,
     ReadReply,
@@ -46,7 +42,7 @@ from indexer.scan.peer.messages import (
 )
 from indexer.scan.plan.leases import longest_lease_s
 from indexer.scan.plan.waiting import Gone
-from indexer.scan.request.request import ScanRequest, parse
+from indexer.scan.request.request import CountRequest, Question, ScanRequest, parse
 from indexer.scan_processes.leases import GrantedLeases, longer
 from indexer.scan_processes.messages import Sample
 from indexer.scan_processes.passing import HalfAnsweredError, Passing
@@ -66,9 +62,10 @@ class PassedOnError(Exception):
 
 
 class PagePeers(Peers):
-    """Reads pages of what is pinned here; leases are the node's.
+    """Reads what is pinned here; leases are the node's.
 
     Args:
+        leases: what the node has granted.
         passing: to the node.
         nodes: asks other nodes for leases.
         longest_lease_s: the node keeps nothing for longer.
@@ -78,29 +75,38 @@ class PagePeers(Peers):
         self,
         view: NodeView,
         local: LocalReader,
+        leases: GrantedLeases,
         passing: Passing,
         nodes: NodeClient,
         longest_lease_s: int,
     ) -> None:
         super().__init__(view, local, nodes)
         self._longest_ms = 1000 * longest_lease_s
-        self._passing = passing
-        self._leases = GrantedLeases()
+        self._leases, self._passing = leases, passing
         self._asked: dict[bytes, asyncio.Task[LeaseReply]] = {}
-        self._first = JointReads(view, self._leases, now_ms).first
-        self.first_here, self.within_here, self.read_here = self._page, self._spans, self._other
+        self.read_here = self._pinned
 
-    def _page(self, asked: JointRead) -> JointPage:
-        page = self._first(asked)
-        if page is None:
+    async def _pinned(self, request: ReadRequest, gone: Gone | None = None) -> ReadReply:
+        """As `LocalReader.read`, of snapshots that are all pinned here, and nothing is the matter with."""
+        span, moment, paging, shape = request.span, request.consistency, request.paging, request.shape
+        if moment.number == TIP or paging.hold or shape.examine or shape.task:
             raise PassedOnError
-        return page
-
-    def _spans(self, asked: JointSpans) -> JointPage:
-        raise PassedOnError
-
-    async def _other(self, request: ReadRequest, gone: Gone | None = None) -> ReadReply:
-        raise PassedOnError
+        reply = await self._local.read(request, gone)
+        if any(one.gone for one in reply.slices):
+            raise PassedOnError
+        if paging.lease_ms and not reply.leased and any(one.more for one in reply.slices):
+            asked = LeaseRequest(
+                span.index,
+                moment.number,
+                moment.incarnation,
+                span.slices,
+                paging.lease_ms,
+                paging.in_use,
+                client=paging.client,
+            )
+            lease = await self.lease(self.here, asked, paging.within_ms / 1000)
+            reply = structs.replace(reply, leased=not lease.missing)
+        return reply
 
     async def read(self, node: str, request: ReadRequest, timeout_s: float) -> ReadReply:
         raise PassedOnError
@@ -154,11 +160,28 @@ class PageApplication:
     def __init__(
         self, view: NodeView, settings: Settings, passing: Passing, registry: CollectorRegistry, on_bug: OnBug
     ) -> None:
-        self.metrics = ScanMetrics(registry)
-        self._view, self._settings, self._passing, self._on_bug = view, settings, passing, on_bug
-        self._nodes = _Nodes(settings.security.tls_authority, view, passing)
-        self._local = LocalReader(view, settings.scan.max_leases)
-        self._service: ScanService | None = None
+        leases, nodes = GrantedLeases(), _Nodes(settings.security.tls_authority, view, passing)
+        longest_s = longest_lease_s(settings.scan)
+
+        def reach(local: LocalReader) -> Peers:
+            return PagePeers(view, local, leases, passing, nodes, longest_s)
+
+        self._endpoint = endpoint = Endpoint(view, settings, ScanMetrics(registry), on_bug, leases, reach)
+        self._passing, self._tokens, self._serving = passing, bool(settings.security.tokens), False
+
+        async def scan(request: Request, body: bytes) -> Response | None:
+            parsed = parse(ScanRequest, body)
+            return await endpoint.scan(request, parsed) if _pinned(parsed) and not parsed.validate else None
+
+        async def count(request: Request, body: bytes) -> Response | None:
+            parsed = parse(CountRequest, body)
+            return await endpoint.count(request, parsed) if _pinned(parsed) else None
+
+        self._ways: dict[str, Callable[[Request, bytes], Awaitable[Response | None]]] = {
+            SCAN: scan,
+            COUNT: count,
+        }
+        """What each answers; None for what may not be answered here."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -166,44 +189,41 @@ class PageApplication:
             return
         body: bytes | None = None
         try:
-            name = _page_of(scope)
-            if name is not None and self._service is not None:
-                request = Request(scope, receive)
-                body = await request.body()
-                parsed = parse(ScanRequest, body)
-                if _plain(parsed):
+            if self._serving and scope["method"] == "POST" and _wants_json(scope):
+                action, name = asked_index(scope["path"])
+                if (way := self._ways.get(action)) is not None:
+                    CLIENT.set(client_of(scope, tokens=self._tokens))
+                    scope["path_params"] = {"name": name}
+                    request = Request(scope, receive)
+                    body = await request.body()
                     with suppress(PassedOnError):
-                        response = await self._page(self._service, name, parsed, request)
-                        await response(scope, receive, send)
-                        return
+                        response = await way(request, body)
+                        if response is not None:
+                            await response(scope, receive, send)
+                            return
             await self._passing.on(scope, receive, send, body)
         except HalfAnsweredError as error:
             log.warning("half an answer to %s %s: %s", scope["method"], scope["path"][:200], error)
         except Exception as error:  # noqa: BLE001 - every error is answered, and our bugs are logged
-            response = problem_response(error, self.metrics.failed, self._on_bug)
+            response = problem_response(error, self.metrics.failed, self._endpoint.on_bug)
             await response(scope, receive, send)
 
-    async def _page(self, service: ScanService, name: str, parsed: ScanRequest, request: Request) -> Response:
-        CLIENT.set(client_of(request.scope, tokens=bool(self._settings.security.tokens)))
-        return await self.metrics.response(service.scan(name, parsed, gone_of(request)))
+    @property
+    def metrics(self) -> ScanMetrics:
+        """Of this process."""
+        return self._endpoint.metrics
 
     async def _live(self, receive: Receive, send: Send) -> None:
         """What a server asks at its beginning and end."""
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
-                peers = PagePeers(
-                    self._view, self._local, self._passing, self._nodes, longest_lease_s(self._settings.scan)
-                )
-                most = self._settings.http.max_body_bytes
-                self._service = ScanService(
-                    self._view, self._local, peers, self._settings.scan, max_body_bytes=most
-                )
+                self._endpoint.start()
+                self._serving = True
                 await send({"type": "lifespan.startup.complete"})
             else:
-                await self._nodes.close()
+                await self._endpoint.close()
                 await self._passing.close()
-                self._local.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
 
@@ -225,20 +245,12 @@ def samples_of(registry: CollectorRegistry) -> list[Sample]:
     ]
 
 
-def _page_of(scope: Scope) -> str | None:
-    """The name of the index of which a page, as JSON, is asked; None when something else is."""
-    for header, value in scope["headers"]:
-        if header == b"accept" and value not in _JSON:
-            return None
-    return scanned_index(scope["path"]) if scope["method"] == "POST" else None
+def _wants_json(scope: Scope) -> bool:
+    """Whether the answer is to be JSON, as far as can be told at a glance."""
+    return all(value in _JSON for header, value in scope["headers"] if header == b"accept")
 
 
-def _plain(asked: ScanRequest) -> bool:
-    """Whether it may be answered with a plain page: what is not is seen here, or passed on a little later."""
-    return (
-        asked.consistency == "stable"
-        and asked.at is None
-        and (asked.limit or 0) < INLINE_ROWS
-        and not (asked.offset or asked.distinct or asked.validate)
-        and asked.near is None
-    )
+def _pinned(asked: Question) -> bool:
+    """Whether what is asked may be answered from what is pinned: what is not is seen here, or passed on a
+    little later."""
+    return asked.consistency == "stable" and asked.at is None and asked.nearest is None

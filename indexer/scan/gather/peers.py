@@ -59,6 +59,10 @@ class Peers:
         self._local = local
         self._nodes = nodes
 
+    async def close(self) -> None:
+        """Close the connections to other nodes."""
+        await self._nodes.close()
+
     async def read(self, node: str, request: ReadRequest, timeout_s: float) -> ReadReply:
         """Entries of another node's slices.
 

@@ -36,7 +36,7 @@ from indexer.scan.peer.messages import (
     SliceReply,
 )
 from indexer.scan.peer.wellformed import check
-from indexer.scan.plan.leases import longest_lease_s
+from indexer.scan.plan.leases import Leases, longest_lease_s
 from indexer.scan.plan.waiting import Gone, ReaderGoneError
 from indexer.scan.request.request import CountRequest, Moment, MomentT, ScanRequest, from_query, parse
 from indexer.scan.tasks import TASKS
@@ -52,6 +52,7 @@ from keytide.wire.index_lists import ListAsk
 GRACE_S: Final = 0.25
 """How much longer than its time a request may take: it is to say itself what took so long."""
 SCAN: Final = "/scan"
+COUNT: Final = "/count"
 _BEFORE_NAME: Final = "/v1/indexes/"
 _BUCKETS: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -86,9 +87,11 @@ class FastWay:
             path = scope["path"]
             if path == READ_PATH:
                 handler = self._ways[READ_PATH]
-            elif (name := scanned_index(path)) is not None:
-                scope["path_params"] = {"name": name}
-                handler = self._ways[SCAN]
+            else:
+                action, name = asked_index(path)
+                if action == SCAN:
+                    scope["path_params"] = {"name": name}
+                    handler = self._ways[SCAN]
         if handler is None:
             await self._app(scope, receive, send)
             return
@@ -156,13 +159,23 @@ class Endpoint:
         settings: of the node.
         metrics: of the endpoint.
         on_bug: told of invariants that do not hold.
+        leases: as of `LocalReader`.
+        reach: makes what asks nodes, this one included, of what reads its slices; `Peers` if it is not given.
 
     Attributes:
         forms: media type -> who answers a scan that accepts it.
         closing: called when the node stops.
     """
 
-    def __init__(self, view: NodeView, settings: Settings, metrics: ScanMetrics, on_bug: OnBug) -> None:
+    def __init__(
+        self,
+        view: NodeView,
+        settings: Settings,
+        metrics: ScanMetrics,
+        on_bug: OnBug,
+        leases: Leases | None = None,
+        reach: Callable[[LocalReader], Peers] | None = None,
+    ) -> None:
         self.view = view
         self.settings = settings
         self.metrics = metrics
@@ -175,9 +188,13 @@ class Endpoint:
             longest_lease_s=longest_lease_s(scan),
             long_readers=scan.long_readers,
             client_leases=scan.max_client_leases,
+            leases=leases,
         )
-        self._nodes = NodeClient(settings.security.tls_authority)
-        self.peers = Peers(view, self.local, self._nodes)
+        self.peers = (
+            reach(self.local)
+            if reach is not None
+            else Peers(view, self.local, NodeClient(settings.security.tls_authority))
+        )
         self.forms: dict[str, Form] = {}
         self.closing: list[Callable[[], Awaitable[None]]] = []
         self._service: ScanService | None = None
@@ -198,7 +215,7 @@ class Endpoint:
     async def close(self) -> None:
         for close in self.closing:
             await close()
-        await self._nodes.close()
+        await self.peers.close()
         self.local.close()
 
     @property
@@ -346,12 +363,12 @@ def needs(_: str, path: str) -> Need:
     return "cluster" if path.startswith("/internal/") else None
 
 
-def scanned_index(path: str) -> str | None:
-    """The name of the index that the path of a scan names; None of another path."""
-    if not (path.startswith(_BEFORE_NAME) and path.endswith(SCAN)):
-        return None
-    name = path[len(_BEFORE_NAME) : -len(SCAN)]
-    return name if name and "/" not in name else None
+def asked_index(path: str) -> tuple[str, str]:
+    """What the path of a read asks (`SCAN`), and the name of the index; "" of another path."""
+    if not path.startswith(_BEFORE_NAME):
+        return "", ""
+    name, slash, action = path[len(_BEFORE_NAME) :].partition("/")
+    return (slash + action, name) if name else ("", "")
 
 
 def index_name(request: Request) -> str:

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request, Response
 from indexer.scan.aggregate import aggregates
 from indexer.scan.aggregate.request import AggregateRequest
 from indexer.scan.gather.reads import WrittenAnswer
-from indexer.scan.http.endpoint import SCAN, Endpoint, Handler, add_reads, gone_of, index_name
+from indexer.scan.http.endpoint import COUNT, SCAN, Endpoint, Handler, add_reads, gone_of, index_name
 from indexer.scan.http.openapi import INDEX_PARAMETER, INDEX_PATH, PROBLEMS, Examples, add_route
 from indexer.scan.http.problems import problem_response
 from indexer.scan.query.queries import QueryService
@@ -100,7 +100,7 @@ def add_routes(app: FastAPI, endpoint: Endpoint) -> Handler:
     )
     add_reads(
         app,
-        "/count",
+        COUNT,
         CountRequest,
         endpoint.count,
         ("Count entries", "Count entries by hand"),

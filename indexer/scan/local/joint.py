@@ -14,14 +14,15 @@ slice by slice, in a thread if it takes long, and finds out and reports what is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from operator import gt, lt
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from msgspec import structs
 
 from indexer.scan.peer.messages import Entry, JointPage, JointRead, JointSpans, SliceReply
 from indexer.scan.plan.directory import rebuilding
+from indexer.scan.plan.leases import Leases
 from indexer.view import JointSnapshot, NodeView, StoreDamagedError
 from keytide.catalog.catalog import Catalog
 from keytide.geometry import CELL_BYTES
@@ -49,24 +50,6 @@ class _LookedUp(NamedTuple):
     offset: int
 
 
-class KeepsSnapshots(Protocol):
-    """Where leases are taken (`LeaseRegistry`)."""
-
-    def keep(
-        self,
-        index: str,
-        number: int,
-        slices: Sequence[int],
-        lease_ms: int,
-        *,
-        in_use: bool,
-        now: int,
-        client: str = "",
-    ) -> list[int]:
-        """See `LeaseRegistry.keep`."""
-        ...
-
-
 class JointReads:
     """Reads the slices of this node as one.
 
@@ -76,7 +59,7 @@ class JointReads:
         now: the clock that leases go by, ms.
     """
 
-    def __init__(self, view: NodeView, leases: KeepsSnapshots, now: Callable[[], int]) -> None:
+    def __init__(self, view: NodeView, leases: Leases, now: Callable[[], int]) -> None:
         self._view = view
         self._leases = leases
         self._now = now

@@ -42,7 +42,7 @@ from indexer.scan.peer.messages import (
     SliceReply,
 )
 from indexer.scan.plan.directory import rebuilding
-from indexer.scan.plan.leases import LONGEST_LEASE_S, LeaseRegistry
+from indexer.scan.plan.leases import LONGEST_LEASE_S, LeaseRegistry, Leases
 from indexer.scan.plan.selection import sifts, stretches
 from indexer.scan.plan.waiting import Gone
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, SliceTrouble, StoreDamagedError
@@ -75,6 +75,7 @@ class LocalReader:
         examined: see `EXAMINED`.
         long_readers: see `ReadThreads`.
         now: the clock that leases go by, ms.
+        leases: where they are taken; this node's own if it is not given.
 
     Attributes:
         threads: the threads.
@@ -91,10 +92,11 @@ class LocalReader:
         long_readers: int = 1,
         client_leases: int = 100,
         now: Callable[[], int] = now_ms,
+        leases: Leases | None = None,
     ) -> None:
         self._view = view
         self._now = now
-        self._leases = LeaseRegistry(view, max_leases, longest_lease_s, client_leases)
+        self._leases = leases or LeaseRegistry(view, max_leases, longest_lease_s, client_leases)
         joint = JointReads(view, self._leases, now)
         self.first, self.within = joint.first, joint.within
         self._search = SliceSearch(view, tasks or {}, examined)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from indexer.scan.peer.messages import HOLDER
 from indexer.view import NodeView
@@ -64,6 +64,34 @@ class _Lease:
 def longest_lease_s(settings: ScanSettings) -> int:
     """A node keeps no snapshot for longer after its last use."""
     return max(settings.max_hold_s, settings.lease_s, settings.tail_lease_s)
+
+
+class Leases(Protocol):
+    """Where who reads slices takes leases: a node's `LeaseRegistry`, or what a scan process knows of it."""
+
+    def keep(
+        self,
+        index: str,
+        number: int,
+        slices: Sequence[int],
+        lease_ms: int,
+        *,
+        in_use: bool,
+        now: int,
+        hold: str = "",
+        client: str = "",
+        idle: bool = False,
+    ) -> list[int]:
+        """See `LeaseRegistry.keep`."""
+        ...
+
+    def holds(self, index: str, number: int, hold: str, slices: Iterable[int], now: int) -> bool:
+        """See `LeaseRegistry.holds`."""
+        ...
+
+    def give_back(self, index: str, number: int, hold: str, now: int) -> None:
+        """See `LeaseRegistry.give_back`."""
+        ...
 
 
 class LeaseRegistry:
