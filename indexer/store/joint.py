@@ -5,9 +5,10 @@ Theory of operation
 Each slice is a few sorted levels; each level a cursor that gives rows in blocks (`LevelCursor`). Of every
 cursor that has more, the last key of what it gave bounds what is known: up to the nearest of these bounds
 nothing unread can lie. What lies there is put into one dictionary, of each slice the oldest level first, so
-that a newer row hides an older one, and a removal marker hides both; its keys in order are the answer. When
-they are too few, the cursors at the bound give more, and of many those that are near it, twice as much each
-time.
+that a newer row hides an older one, and a removal marker hides both; its keys in order are the answer, or how
+it begins: when they are too few, the cursors at the bound give more, and of many those that are near it, and
+what lies up to the new bound follows. No row is merged twice, so rounds are cheap: slices have their rows in
+clumps as a rule, for an index is partitioned by its first key part unless it says otherwise.
 
 Of the oldest level a cursor gives at first what its slice has of the answer, very likely, when keys are
 spread evenly; of newer ones, which have less as a rule, a few rows, and more up to the bound, but hardly more
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from itertools import chain, repeat
 from operator import ge, gt, le, lt
 from typing import Final, Protocol
@@ -30,20 +31,21 @@ from typing import Final, Protocol
 LOOKED_AT: Final = 4
 """So many rows are read at most for each that is wanted, and `SPARE` more."""
 SPARE: Final = 1_000
-MERGED: Final = 3
-"""As many times as that rows are merged at most: each round merges all that there is by then."""
 LOOKED_AT_BYTES: Final = 8 << 20
-"""Of values, about, that are held at most when more is to be read than does most times."""
+"""Of values, about, that are read at most beyond what does most times."""
 _SAMPLED: Final = 16
 """One row of so many tells how large they are."""
-_SHARE_OF_ENDS: Final = 4
+_SHARE_OF_ENDS: Final = 8
 """One of so many cursors is near the bound."""
+_SHARE_OF_READ: Final = 4
+"""One of so many rows that were read is read on at least: rounds are few where many rows are removed."""
 _FEW: Final = 4
 """Rows of a newer level that are read at first."""
 
 
 Row = tuple[bytes, bytes]
 """(key, value); of a level the value is tagged."""
+_Compares = Callable[[bytes, bytes], bool]
 
 
 class LevelCursor(Protocol):
@@ -81,23 +83,44 @@ class LevelCursor(Protocol):
 
 
 class _Source:
-    """What a cursor has given, in the direction of the read: tagged rows, and their keys."""
+    """What a cursor has given, in the direction of the read: tagged rows, and their keys.
 
-    __slots__ = ("_cursor", "keys", "more", "rows")
+    Attributes:
+        more: whether there may be more.
+        in_order: whether the keys are.
+    """
 
-    def __init__(self, cursor: LevelCursor, rows: list[Row], asked: int) -> None:
-        self._cursor = cursor
+    __slots__ = ("_ahead", "_at", "_cursor", "in_order", "keys", "more", "rows")
+
+    def __init__(self, cursor: LevelCursor, rows: list[Row], asked: int, ahead: _Compares) -> None:
+        self._cursor, self._ahead = cursor, ahead
         self.rows = rows
-        self.keys = [key for key, _ in rows]
+        self.keys = keys = [key for key, _ in rows]
         self.more = len(rows) == asked
+        self.in_order = all(map(ahead, keys, keys[1:]))
+        self._at = 0
 
-    def read_on(self) -> None:
-        """Read as much as was read before."""
-        count = len(self.rows)
+    def read_on(self, most: int) -> int:
+        """Read as much as was read before, or `most`; how many bytes that are, about."""
+        count = min(len(self.rows), most)
         rows = self._cursor.onward(count)
+        keys = [key for key, _ in rows]
+        self.in_order = self.in_order and all(map(self._ahead, (self.keys[-1], *keys), keys))
         self.rows += rows
-        self.keys += [key for key, _ in rows]
+        self.keys += keys
         self.more = len(rows) == count
+        return _bytes(rows)
+
+    def take(self, bound: bytes | None, reverse: bool) -> list[Row]:
+        """The rows up to the bound that were not taken before; all if there is none."""
+        at, keys = self._at, self.keys
+        end = len(keys)
+        if at == end or (bound is not None and self._ahead(bound, keys[at])):
+            return []
+        if bound is not None and self._ahead(bound, keys[-1]):
+            end = end - bisect_left(keys[::-1], bound) if reverse else bisect_right(keys, bound, at)
+        self._at = end
+        return self.rows[at:end]
 
 
 def first_rows(
@@ -119,17 +142,19 @@ def first_rows(
         Them, and how many rows of each slice were read; None when they are to be read slice by slice: they
         are too many or too far apart, or what was read is not in order, or there twice.
     """
-    within: Callable[[bytes, bytes], bool] = ge if reverse else le
+    ahead: _Compares = gt if reverse else lt
+    within: _Compares = ge if reverse else le
     nearest = max if reverse else min
     first = _share(count, len(slices))
     sources = [
         [
-            _Source(level, level.begin(low, high, reverse, asked), asked)
+            _Source(level, level.begin(low, high, reverse, asked), asked, ahead)
             for level, asked in zip(levels, chain((first,), repeat(_FEW)), strict=False)
         ]
         for levels in slices
     ]
-    most, merged = LOOKED_AT * count + SPARE, 0
+    found: list[Row] = []
+    most, size = LOOKED_AT * count + SPARE, 0
     while True:
         ends = [levels[0].keys[-1] for levels in sources if levels and levels[0].more]
         end = nearest(ends) if ends else None
@@ -141,25 +166,23 @@ def first_rows(
                     and len(source.keys) < enough
                     and (end is None or within(source.keys[-1], end))
                 ):
-                    source.read_on()
+                    size += source.read_on(count)
                 if source.more:
                     ends.append(source.keys[-1])
         bound = nearest(ends) if ends else None
         rows = _merged(sources, bound, reverse)
         if rows is None:
             return None
-        found = [(key, value[1:]) for key in sorted(rows, reverse=reverse) if (value := rows[key]) != removed]
+        found += [(key, value[1:]) for key, value in rows if value != removed]
         if bound is None or len(found) >= count:
             return found[:count], [sum([len(source.keys) for source in levels]) for levels in sources]
-        looked_at = [source.rows for levels in sources for source in levels]
-        total = sum(map(len, looked_at))
-        merged += total
-        if total > most or merged > MERGED * most or sum(map(_bytes, looked_at)) > LOOKED_AT_BYTES:
+        total = sum([len(source.keys) for levels in sources for source in levels])
+        if total > most or size > LOOKED_AT_BYTES:
             return None
         reached = sorted(ends, reverse=reverse)[len(ends) // _SHARE_OF_ENDS]
         for source in chain.from_iterable(sources):
             if source.more and within(source.keys[-1], reached):
-                source.read_on()
+                size += source.read_on(max(count - len(found), total // _SHARE_OF_READ))
 
 
 def rows_within(
@@ -221,30 +244,38 @@ def _bytes(rows: Sequence[Row]) -> int:
 
 
 def _share(rows: int, slices: int) -> int:
-    """How many of `rows` a slice has, or fewer, in most answers, when they fall to `slices` by a hash."""
+    """How many of `rows` a slice has, or fewer, in many answers, when they fall to `slices` by a hash. (A
+    round more costs less than rows that are read in vain.)"""
     if slices <= 1:
         return rows
     mean = rows / slices
-    return math.ceil(mean + 1.5 * math.sqrt(mean)) + 1
+    return math.ceil(mean + 0.5 * math.sqrt(mean)) + 1
 
 
-def _merged(
-    sources: Sequence[Sequence[_Source]], bound: bytes | None, reverse: bool
-) -> dict[bytes, bytes] | None:
-    """The rows up to the bound, the newest of each key; None when they cannot have been written."""
-    ahead: Callable[[bytes, bytes], bool] = gt if reverse else lt
-    merged: dict[bytes, bytes] = {}
+def _merged(sources: Sequence[Sequence[_Source]], bound: bytes | None, reverse: bool) -> Sequence[Row] | None:
+    """The rows up to the bound that were not taken before, the newest of each key, in order; None when they
+    cannot have been written."""
+    runs: list[Iterable[Row]] = []
     count = 0
     for levels in sources:
-        of_slice: dict[bytes, bytes] = {}
+        given: list[list[Row]] = []
         for source in levels:
-            keys, rows = source.keys, source.rows
-            if not all(map(ahead, keys, keys[1:])):
+            if not source.in_order:
                 return None
-            if bound is not None and keys and ahead(bound, keys[-1]):
-                end = len(keys) - bisect_left(keys[::-1], bound) if reverse else bisect_right(keys, bound)
-                rows = rows[:end]
-            of_slice.update(rows)
-        count += len(of_slice)
-        merged.update(of_slice)
-    return merged if len(merged) == count else None
+            if rows := source.take(bound, reverse):
+                given.append(rows)
+        if not given:
+            continue
+        if len(given) == 1:
+            runs.append(given[0])
+            count += len(given[0])
+        else:
+            of_slice = dict(chain.from_iterable(given))
+            runs.append(of_slice.items())
+            count += len(of_slice)
+    if len(runs) == 1 and isinstance(runs[0], list):
+        return runs[0]
+    merged = dict(chain.from_iterable(runs))
+    if len(merged) != count:
+        return None
+    return [(key, merged[key]) for key in sorted(merged, reverse=reverse)]

@@ -31,9 +31,9 @@ non-finite float, a lone surrogate, nesting beyond MAX_DEPTH, something that is 
 key are an InvariantViolationError.
 """
 
-from keytide.collation.decode import decode_key, decode_parts, skip_key
+from keytide.collation.decode import decode_key, decode_keys, skip_key
 from keytide.collation.encode import encode_key, encode_part
-from keytide.collation.forms import key_forms
+from keytide.collation.forms import apply_forms, key_forms
 from keytide.collation.layout import (
     MAX_DEPTH,
     MISSING,
@@ -55,8 +55,9 @@ __all__ = [
     "NotIndexableError",
     "Span",
     "Value",
+    "apply_forms",
     "decode_key",
-    "decode_parts",
+    "decode_keys",
     "encode_key",
     "encode_part",
     "equals_span",

@@ -7,7 +7,7 @@ a part), at the same positions, so that nothing below needs to know about direct
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from keytide.collation.encode import GREATEST_INTEGER, INFINITY
@@ -37,6 +37,8 @@ from keytide.errors import InvariantViolationError
 _unpack_double = struct.Struct(">d").unpack_from
 _CONSTANTS: Final[dict[int, bool | None]] = {TAG_NULL: None, TAG_FALSE: False, TAG_TRUE: True}
 _NUMBERS: Final = (TAG_NEGATIVE, TAG_NUMBER)
+_NUMBER: Final = bytes([TAG_NUMBER])
+_EXACT: Final = b"\0"
 _NOT_A_KEY: Final = (IndexError, ValueError, struct.error, RecursionError, OverflowError)
 """What reading foreign bytes can raise in here (UnicodeDecodeError is a ValueError)."""
 
@@ -55,22 +57,41 @@ def decode_key(
     Raises:
         InvariantViolationError: `data` holds no such key.
     """
-    values, _, at = decode_parts(data, parts_count, descending, forms)
-    return values, at
+    values, _, at = _decode_parts(data, parts_count, descending, (), 0)
+    return (apply_forms(values, forms) if forms else values), at
 
 
-def decode_parts(
-    data: bytes,
-    parts_count: int,
-    descending: Sequence[bool] = (),
-    forms: bytes = b"",
-    known: Sequence[Value] = (),
-    at: int = 0,
+def decode_keys(
+    keys: Iterable[bytes], parts_count: int, descending: Sequence[bool] = ()
+) -> Iterator[tuple[list[Value], int]]:
+    """The same of many keys, without forms: what one shares with the one before is decoded once, so they come
+    in their order, if they can. Equal keys share one list. Raises as `decode_key`."""
+    values: list[Value] = []
+    known: list[Value] = []  # all parts but the last one, whose bytes are `head`
+    head, canonical = b"", b""
+    start = end = 0
+    number = not descending
+    for data in keys:
+        # No key is the beginning of another one, and no part of another part.
+        if start and data.startswith(head):
+            if number and data[start : start + 1] == _NUMBER and data[start + 9 : start + 10] == _EXACT:
+                double: float = _unpack_double(data, start + 1)[0]
+                values, end = [*known, int(double) if double.is_integer() else double], start + 10
+            else:
+                values, _, end = _decode_parts(data, parts_count, descending, known, start)
+        elif start or not end or not data.startswith(canonical):
+            values, start, end = _decode_parts(data, parts_count, descending, (), 0)
+            head, known, canonical = data[:start], values[:-1], data[:end]
+        yield values, end
+
+
+def _decode_parts(
+    data: bytes, parts_count: int, descending: Sequence[bool], known: Sequence[Value], at: int
 ) -> tuple[list[Value], int, int]:
-    """The same, and where the last part starts. Raises as `decode_key`.
+    """The parts, where the last one starts, and where it ends.
 
     Args:
-        known: its first parts, when it begins as another one that was decoded, and has no forms.
+        known: the first parts.
         at: where the others start.
     """
     values: list[Value] = [*known]
@@ -101,7 +122,7 @@ def decode_parts(
                 values.append(value)
         if at > len(data):
             raise IndexError("the key ends within a part")
-        return (apply_forms(values, forms) if forms else values), last, at
+        return values, last, at
     except _NOT_A_KEY as error:
         raise _not_a_key(data, error) from error
 

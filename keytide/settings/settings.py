@@ -129,7 +129,7 @@ class IndexerSettings(Section):
         0,
         ge=0,
         le=64,
-        description="processes beside the node's own that answer plain pages of its slices, on the same "
+        description="processes beside the node's own that answer scans and counts of its slices, on the same "
         "port, so that scans and the writing of slices do not take one another's time where there are cores "
         "for both; Linux only. 0: the node answers alone",
     )

@@ -18,6 +18,7 @@ from keytide.collation import (
     Span,
     Value,
     decode_key,
+    decode_keys,
     encode_key,
     encode_part,
     equals_span,
@@ -234,6 +235,34 @@ def test_without_forms_numbers_keep_their_value(drawn: tuple[Any, ...]) -> None:
     assert compare_all(decoded, key) == 0
     assert key_forms(decoded) == b""
     assert encode_key(decoded, directions) == canonical
+
+
+@given(
+    keys_with_directions(6, few_values) | keys_with_directions(3),
+    st.booleans(),
+    st.lists(doc_ids, min_size=6),
+)
+def test_keys_that_are_decoded_together_are_those_that_are_decoded_alone(
+    drawn: tuple[Any, ...], in_order: bool, ids: list[str]
+) -> None:
+    *keys, directions = drawn
+    entries = [encode_key(key, directions) + one.encode() for key, one in zip(keys * 2, ids, strict=False)]
+    entries = sorted(entries) if in_order else entries
+    alone = [decode_key(one, len(keys[0]), directions) for one in entries]
+    together = list(decode_keys(entries, len(keys[0]), directions))
+    assert [end for _, end in together] == [end for _, end in alone]
+    assert all(identical(one, other) for (one, _), (other, _) in zip(together, alone, strict=True))
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=4), st.integers(1, 3))
+def test_foreign_bytes_among_others_are_refused_or_read(keys: list[bytes], parts: int) -> None:
+    try:
+        alone = [decode_key(one, parts) for one in keys]
+    except InvariantViolationError:
+        with pytest.raises(InvariantViolationError):
+            list(decode_keys(keys, parts))
+    else:
+        assert repr(list(decode_keys(keys, parts))) == repr(alone)
 
 
 @given(st.binary(max_size=40), st.integers(1, 3))

@@ -14,7 +14,7 @@ import msgspec
 
 from indexer.scan.peer.messages import Entry
 from indexer.scan.plan.selection import Shape
-from keytide.collation import MISSING, Value, decode_key, decode_parts, to_json_value
+from keytide.collation import MISSING, Value, apply_forms, decode_key, decode_keys, to_json_value
 from keytide.errors import CallerError
 from keytide.model.entry import unpack_keyed_value, unpack_value
 from keytide.structure.place_columns import decoded_places
@@ -42,36 +42,27 @@ class RowMaker:
         self._include = "include" in wanted and shape.includes
 
     def rows(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
-        """Rows, ready for `msgspec.json`, one per entry. Rows of equal keys share one list of parts."""
+        """Rows, ready for `msgspec.json`, one per entry. Rows may share a list of parts."""
         parts, descending = self._parts, self._descending
         with_key, with_id, with_include = self._key, self._id, self._include
         made: list[dict[str, Any]] = []
-        canonical, forms, end = b"", b"", 0
-        first: Sequence[Value] = ()  # all parts of the last key but its last one, and their bytes
-        head = b""
-        key: Sequence[Value] = ()
-        none: list[int] = []
-        missing = none
         if self._structure.several:
             return self._rows_of_places(entries)
         if self._structure.key_in_value:
             entries = itertools.starmap(self._structure.in_full, entries)
-        for entry_key, value in entries:
-            own_forms, include = unpack_value(value) if value else (b"", None)
-            # No key is the beginning of another one, so what begins with the last key has that key.
-            if not end or own_forms != forms or not entry_key.startswith(canonical):
-                known = first if entry_key.startswith(head) else ()
-                found, last, end = decode_parts(
-                    entry_key, parts, descending, own_forms, known, len(head) if known else 0
-                )
-                if not (known or own_forms):
-                    first, head = found[:-1], entry_key[:last]
-                forms, canonical = own_forms, entry_key[:end]
-                if MISSING in found:
-                    missing = [at for at, part in enumerate(found) if part is MISSING]
-                    key = [to_json_value(part) for part in found]
-                else:
-                    missing, key = none, found
+        entries = list(entries)
+        decoded = decode_keys([key for key, _ in entries], parts, descending)
+        for (entry_key, value), (found, end) in zip(entries, decoded, strict=True):
+            include: bytes | None = None
+            key: Sequence[Value] = found
+            if value:
+                forms, include = unpack_value(value)
+                if forms:
+                    key = apply_forms(found, forms)
+            missing: list[int] | None = None
+            if MISSING in key:
+                missing = [at for at, part in enumerate(key) if part is MISSING]
+                key = [to_json_value(part) for part in key]
             row: dict[str, Any] = {}
             if with_key:
                 row["key"] = key
