@@ -31,7 +31,7 @@ from keytide.kafka.broker_watch import BrokerWatch
 from keytide.kafka.lasting_producer import LastingProducer, MessageProducer
 from keytide.model.topics import Topics
 from keytide.settings.settings import Settings
-from projector.service.transport import MessageProducer, Transport
+from projector.service.transport import Transport
 
 log = logging.getLogger(__name__)
 

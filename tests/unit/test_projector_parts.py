@@ -402,6 +402,8 @@ class TestFirstPlace:
 class FakeProducer:
     """A producer that tells of its messages, the oldest first, as far as they have `arrived`."""
 
+    has_broker = True
+
     def __init__(self) -> None:
         self.waiting: list[tuple[int, Callable[..., None]]] = []
         self.topics: list[str] = []
@@ -498,7 +500,11 @@ class TestSender:
         transport = FakeProducers()
         told: list[tuple[int, int, str | None]] = []
         sender = QueueSender(
-            load_settings(), cast(Transport, transport), lambda *news: told.append(news), float
+            load_settings(),
+            cast(Transport, transport),
+            lambda *news: told.append(news),
+            partial(BrokerWatch, bool),
+            float,
         )
         for poll in (1, 2):
             for slice_ in range(8):
@@ -514,7 +520,9 @@ class TestSender:
 
     def test_who_owes_most_is_waited_for_and_nobody_while_others_have_told(self) -> None:
         transport = FakeProducers()
-        sender = QueueSender(load_settings(), cast(Transport, transport), lambda *_: None, float)
+        sender = QueueSender(
+            load_settings(), cast(Transport, transport), lambda *_: None, partial(BrokerWatch, bool), float
+        )
         for slice_ in (0, 1, 2, 2, 3):
             sender.send(1, "a-1", slice_, b"x")
         (most,) = [one for one in transport.made if len(one.waiting) == 2]
@@ -533,7 +541,11 @@ class TestSender:
         transport = FakeProducers()
         told: list[tuple[int, int, str | None]] = []
         sender = QueueSender(
-            load_settings(), cast(Transport, transport), lambda *news: told.append(news), float
+            load_settings(),
+            cast(Transport, transport),
+            lambda *news: told.append(news),
+            partial(BrokerWatch, bool),
+            float,
         )
         for slice_ in range(8):
             sender.send(1, "a-1", slice_, b"x")
@@ -541,7 +553,6 @@ class TestSender:
         before[2].arrived, before[2].error = 1, KafkaError(KafkaError._FATAL, "it failed", fatal=True)
         sender.poll()
         assert [error for _, _, error in told] == [mock.ANY, "the producer failed for good"]
-        assert len(transport.made) == len(before) + 1
         told.clear()
         before[0].arrived = 2
         sender.poll()
@@ -549,6 +560,7 @@ class TestSender:
         for slice_ in range(8):
             sender.send(2, "a-1", slice_, b"x")
         assert [len(one.waiting) for one in before] == [2, 4, 1, 4]
+        assert len(transport.made) == len(before) + 1
         assert len(transport.made[-1].waiting) == 2
         for one in (*before[:2], before[3], transport.made[-1]):
             one.arrived = 4
