@@ -69,19 +69,18 @@ class LastingProducer:
             self._producer = self._make()
         self._producer.produce(topic, value, **options)
 
-    def poll(self, timeout: float = 0.0) -> int:
-        """Run callbacks, and say how many; waits at most `timeout` seconds for the first. What waits in a
-        producer that is without brokers for good has failed."""
+    def poll(self, timeout: float = 0.0) -> None:
+        """Run callbacks; waits at most `timeout` seconds for the first. What waits in a producer that is
+        without brokers for good has failed."""
         producer = self._producer
         if producer is None:
-            return 0
-        told = producer.poll(timeout)
+            return
+        producer.poll(timeout)
         if self._watch.is_lost(producer):
             log.error("the client that writes to %s has lost all brokers: a new one goes on", self._name)
             self._producer = None
             producer.purge()
-            told += producer.poll(0)  # (tells of what has failed)
-        return told
+            producer.poll(0)  # (tells of what has failed)
 
     def flush(self, timeout: float) -> bool:
         """Wait until everything is acknowledged; whether it is."""

@@ -92,9 +92,6 @@ class ProjectorSettings(Section):
     in_flight_batches: int = Field(
         8, description="polls sent and not yet acknowledged; bounds memory and what a reset resends"
     )
-    queue_producers: int = Field(
-        4, ge=1, le=16, description="that share queues out: a broker answers each one's requests in turn"
-    )
     commit_interval_ms: int = Field(
         1_000, description="between commits of acknowledged offsets; bounds what is resent after a crash"
     )

@@ -1,5 +1,5 @@
-"""The way into the mutation queues: a few idempotent producers, and the books of what they have not
-acknowledged yet.
+"""The way into the mutation queues: an idempotent producer, and the books of what it has not acknowledged
+yet.
 
 Theory of operation: a message belongs to a poll and to a queue (index, slice). Delivery callbacks count per
 message, and a message holds a slice's share of thousands of documents, so nothing here is per document.
@@ -18,7 +18,6 @@ to take, and the others are not to blame; nor for the time in which this process
 from __future__ import annotations
 
 import logging
-import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,10 +60,10 @@ class QueueSender:
 
     Args:
         settings: the limits.
-        transport: makes the producers.
+        transport: makes the producer.
         done: called with (poll, index, messages, error) when messages are in their queue (error None), or
             never will be.
-        watch: makes the watch of a producer.
+        watch: makes the watch of its client.
         clock: seconds, monotonic.
     """
 
@@ -85,21 +84,20 @@ class QueueSender:
         self._queues: dict[tuple[str, int], _Queue] = {}
         self._pending: dict[str, Counter[int]] = {}
         self._generation = 0
-        self._fatal: set[int] = set()
+        self._fatal = False
         self._heard = clock()
         """When Kafka last took anything."""
         self._alive = 0.0
         """Seconds in which Kafka took something every now and then."""
         self.bytes_in_flight = 0
-        self._producers = [self._producer() for _ in range(settings.projector.queue_producers)]
-        self._owed = [0] * len(self._producers)
-        """Of each producer the messages that are waited for."""
+        self._open()
 
-    def _producer(self) -> LastingProducer:
-        return LastingProducer(self._make, "the queues", self._watch())
+    def _open(self) -> None:
+        # No linger: what comes here is a batch by itself. librdkafka sends a request for each partition, and
+        # a broker answers those of a connection in turn: progress waits for as many as there are slices.
+        self._producer = LastingProducer(self._make, "the queues", self._watch())
 
     def _make(self) -> MessageProducer:
-        # No linger: what comes here is a batch by itself.
         return self._transport.producer(
             compression_type=COMPRESSION,
             queue_buffering_max_messages=100_000,
@@ -122,24 +120,19 @@ class QueueSender:
             queue.since = self._alive
         self._pending.setdefault(index, Counter())[poll] += 1
         self.bytes_in_flight += len(value)
-        way = self._way(index, slice_)
-        self._owed[way] += 1
-        producer = self._producers[way]
         callback = partial(self._delivered, self._generation, poll, index, slice_, len(value))
         while True:
             try:
-                producer.produce(self._topics.mutations(index), value, partition=slice_, on_delivery=callback)
+                self._producer.produce(
+                    self._topics.mutations(index), value, partition=slice_, on_delivery=callback
+                )
             except BufferError:
-                producer.poll(0.01)
+                self._producer.poll(0.01)
             except KafkaException as error:
                 callback(error.args[0], None)
                 return
             else:
                 return
-
-    def _way(self, index: str, slice_: int) -> int:
-        """Which producer a queue has: the slices of an index are shared out evenly."""
-        return (zlib.crc32(index.encode()) + slice_) % len(self._producers)
 
     def _delivered(
         self, generation: int, poll: int, index: str, slice_: int, size: int, error: KafkaError | None, _: Any
@@ -147,16 +140,14 @@ class QueueSender:
         if generation != self._generation:
             return
         self.bytes_in_flight -= size
-        way = self._way(index, slice_)
         queue = self._queues.get((index, slice_))
         if queue is not None:
             queue.outstanding -= 1
-            self._owed[way] -= 1
             if error is None:
                 self._hear(self._clock())
                 queue.since = self._alive if queue.outstanding else None
         if error is not None and error.fatal():
-            self._fatal.add(way)
+            self._fatal = True
         pending = self._pending.get(index)
         if pending is None or not pending[poll]:
             return  # the index was dropped meanwhile
@@ -166,35 +157,28 @@ class QueueSender:
         self._done(poll, 1, None if error is None else f"{index} [{slice_}]: {error}")
 
     def poll(self, timeout: float = 0.0) -> None:
-        """Run callbacks; waits at most `timeout` seconds for the first, of the producer that owes most: a
-        poll is acknowledged by all. A producer that is dead for good is replaced."""
-        most = self._owed.index(max(self._owed))
-        told = 0
-        for way, producer in enumerate(self._producers):
-            if way != most:
-                told += producer.poll(0)
-        self._producers[most].poll(0 if told else timeout)
+        """Run callbacks; waits at most `timeout` seconds for the first. A producer that is dead for good is
+        replaced."""
+        self._producer.poll(timeout)
         if self._fatal:
             self._restart()
 
     def _restart(self) -> None:
-        log.error("a producer failed for good; going on with a new one")
+        log.error("the producer failed for good; going on with a new one")
+        self._fatal = False
         self._generation += 1
-        for way in self._fatal:
-            self._producers[way] = self._producer()
-        self._fatal.clear()
-        self._owed = [0] * len(self._producers)
         waiting = [poll for pending in self._pending.values() for poll in pending]
         self._pending.clear()
         self._queues.clear()
         self.bytes_in_flight = 0
+        self._open()
         for poll in waiting:
             self._done(poll, 1, "the producer failed for good")
 
     def drop(self, index: str) -> None:
         """Forget what is outstanding for an index: it counts as acknowledged."""
         for key in [key for key in self._queues if key[0] == index]:
-            self._owed[self._way(*key)] -= self._queues.pop(key).outstanding
+            del self._queues[key]
         for poll, messages in sorted(self._pending.pop(index, Counter()).items()):
             self._done(poll, messages, None)
 

@@ -53,7 +53,6 @@ LIMITS = {
     "batch_documents": 64,
     "linger_ms": 0,
     "in_flight_batches": 4,
-    "queue_producers": 1,
     "commit_interval_ms": INTERVAL_MS,
     "heartbeat_ms": INTERVAL_MS,
     "queue_unavailable_s": 1,

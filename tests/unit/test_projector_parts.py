@@ -49,7 +49,7 @@ from projector.service import reports as report
 from projector.service.membership import Membership
 from projector.service.sender import QueueSender
 from projector.service.source import GroupMember
-from projector.service.transport import KafkaTransport, Transport
+from projector.service.transport import KafkaTransport
 from tests.simulation.chance import plan
 from tests.simulation.world import World
 
@@ -399,42 +399,6 @@ class TestFirstPlace:
         assert first_place(KEY, ENDS, found, has_commit=True) == Located(KEY, 25)
 
 
-class FakeProducer:
-    """A producer that tells of its messages, the oldest first, as far as they have `arrived`."""
-
-    has_broker = True
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[int, Callable[..., None]]] = []
-        self.topics: list[str] = []
-        self.waits: list[float] = []
-        self.arrived = 0
-        self.error: KafkaError | None = None
-
-    def produce(self, topic: str, _value: bytes, *, partition: int, on_delivery: Callable[..., None]) -> None:
-        self.topics.append(topic)
-        self.waiting.append((partition, on_delivery))
-
-    def poll(self, timeout: float) -> int:
-        self.waits.append(timeout)
-        done, self.waiting = self.waiting[: self.arrived], self.waiting[self.arrived :]
-        self.arrived = 0
-        for _, told in done:
-            told(self.error, None)
-        return len(done)
-
-
-class FakeProducers:
-    """`Transport`, as far as producers go."""
-
-    def __init__(self) -> None:
-        self.made: list[FakeProducer] = []
-
-    def producer(self, **_: object) -> FakeProducer:
-        self.made.append(FakeProducer())
-        return self.made[-1]
-
-
 class TestSender:
     """Nothing listens at the address: messages stay outstanding, which is all that these need."""
 
@@ -495,77 +459,6 @@ class TestSender:
         sender.stuck(alive_at=now[0])
         now[0] += 3 * limit
         assert sender.stuck(alive_at=now[0]) == {}
-
-    def test_a_queue_has_one_producer_and_slices_are_shared_out(self) -> None:
-        transport = FakeProducers()
-        told: list[tuple[int, int, str | None]] = []
-        sender = QueueSender(
-            load_settings(),
-            cast(Transport, transport),
-            lambda *news: told.append(news),
-            partial(BrokerWatch, bool),
-            float,
-        )
-        for poll in (1, 2):
-            for slice_ in range(8):
-                sender.send(poll, "a-1", slice_, b"x")
-        ways = [one.waiting for one in transport.made]
-        assert [len(way) for way in ways] == [4, 4, 4, 4]
-        queues = [{slice_ for slice_, _ in way} for way in ways]
-        assert sorted(slice_ for way in queues for slice_ in way) == list(range(8))
-        for one in transport.made:
-            one.arrived = 4
-        sender.poll()
-        assert sorted(told) == [(1, 1, None)] * 8 + [(2, 1, None)] * 8
-
-    def test_who_owes_most_is_waited_for_and_nobody_while_others_have_told(self) -> None:
-        transport = FakeProducers()
-        sender = QueueSender(
-            load_settings(), cast(Transport, transport), lambda *_: None, partial(BrokerWatch, bool), float
-        )
-        for slice_ in (0, 1, 2, 2, 3):
-            sender.send(1, "a-1", slice_, b"x")
-        (most,) = [one for one in transport.made if len(one.waiting) == 2]
-        sender.poll(0.5)
-        assert {one is most: one.waits for one in transport.made} == {True: [0.5], False: [0]}
-        transport.made[transport.made.index(most) - 1].arrived = 1
-        sender.poll(0.5)
-        assert most.waits == [0.5, 0], "what was told is to be acted on first"
-        sender.drop("a-1")
-        sender.send(2, "b-2", 0, b"x")
-        (other,) = [one for one in transport.made if one.topics[-1:] == ["keytide.mutations.b-2"]]
-        sender.poll(0.5)
-        assert other.waits[-1] == 0.5, "nobody waits for an index that was dropped"
-
-    def test_a_producer_that_failed_for_good_is_replaced_and_no_other(self) -> None:
-        transport = FakeProducers()
-        told: list[tuple[int, int, str | None]] = []
-        sender = QueueSender(
-            load_settings(),
-            cast(Transport, transport),
-            lambda *news: told.append(news),
-            partial(BrokerWatch, bool),
-            float,
-        )
-        for slice_ in range(8):
-            sender.send(1, "a-1", slice_, b"x")
-        before = list(transport.made)
-        before[2].arrived, before[2].error = 1, KafkaError(KafkaError._FATAL, "it failed", fatal=True)
-        sender.poll()
-        assert [error for _, _, error in told] == [mock.ANY, "the producer failed for good"]
-        told.clear()
-        before[0].arrived = 2
-        sender.poll()
-        assert told == [], "the poll is given up: what arrives of it now says nothing"
-        for slice_ in range(8):
-            sender.send(2, "a-1", slice_, b"x")
-        assert [len(one.waiting) for one in before] == [2, 4, 1, 4]
-        assert len(transport.made) == len(before) + 1
-        assert len(transport.made[-1].waiting) == 2
-        for one in (*before[:2], before[3], transport.made[-1]):
-            one.arrived = 4
-        sender.poll()
-        assert told == [(2, 1, None)] * 8
 
     def test_a_queue_that_is_sent_nothing_more_is_not_to_blame(self) -> None:
         sender, _, now = self.sender()
