@@ -15,7 +15,7 @@ from keytide.serving import problems as http_problems
 log = logging.getLogger(__name__)
 
 
-_OF_NODES: Final = re.compile(r"/v1/(indexes/[^/]+/(scan|count|aggregate|tail|snapshots)|query)/?")
+_OF_NODES: Final = re.compile(r"/v1/(indexes/[^/]++/(scan|count|aggregate|tail|snapshots)|query)/?+")
 
 
 def _elsewhere(path: str) -> str:

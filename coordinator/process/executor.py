@@ -53,7 +53,7 @@ from coordinator.kafka.admin import KafkaAdminWork
 from coordinator.process.driver_supervisor import DriverSupervisor
 from keytide.errors import KeytideError, RetryableError
 from keytide.kafka.admin import KafkaUnavailableError
-from keytide.kafka.clients import Producer
+from keytide.kafka.clients import Producer, try_another
 from keytide.kafka.topics import producer
 from keytide.process.clock import now_ms
 from keytide.process.sync_points import reach
@@ -67,6 +67,8 @@ RETRY_PAUSE_S = 0.5
 REMOVAL_PAUSE_S = 5.0
 ROUND_END_MS = 5_000
 """Before the end of a round of a repair that does not arrive is given up."""
+IN_VAIN = 2
+"""After so many tries without an answer another client sends (`try_another`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class InstructionExecutor(QueueWorker[Instruction | ReplyWhenDone]):
         self._supervisor = supervisor
         self._post = post
         self._producer: Producer = producer(settings)
+        self._in_vain = 0
         # One of its own, for `_send` waits until everything of its producer has arrived.
         self._round_ends, self._round_ends_failed = self._make_round_ends(), False
         self._timeout = float(settings.coordinator.request_timeout_s)
@@ -215,8 +218,11 @@ class InstructionExecutor(QueueWorker[Instruction | ReplyWhenDone]):
             raise KafkaUnavailableError(f"the end of a build cannot be sent: {error}") from error
         left = self._producer.flush(self._timeout)
         if errors or left:
-            self._producer = producer(self._settings)  # (this one may have lost its brokers for good)
+            self._in_vain += 1
+            if try_another(self._in_vain, IN_VAIN):
+                self._producer = producer(self._settings)
             raise KafkaUnavailableError(f"the end of a build is not delivered: {errors or 'no answer'}")
+        self._in_vain = 0
 
     def _send_once(self, job: SendBuildEnd) -> None:
         def delivered(error: KafkaError | None, record: Message) -> None:

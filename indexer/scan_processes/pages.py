@@ -163,10 +163,10 @@ class PageApplication:
         leases, nodes = GrantedLeases(), _Nodes(settings.security.tls_authority, view, passing)
         longest_s = longest_lease_s(settings.scan)
 
-        def reach(local: LocalReader) -> Peers:
+        def peers_of(local: LocalReader) -> Peers:
             return PagePeers(view, local, leases, passing, nodes, longest_s)
 
-        self._endpoint = endpoint = Endpoint(view, settings, ScanMetrics(registry), on_bug, leases, reach)
+        self._endpoint = endpoint = Endpoint(view, settings, ScanMetrics(registry), on_bug, leases, peers_of)
         self._passing, self._tokens, self._serving = passing, bool(settings.security.tokens), False
 
         async def scan(request: Request, body: bytes) -> Response | None:

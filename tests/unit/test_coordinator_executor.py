@@ -166,12 +166,22 @@ def test_the_end_of_a_repairs_round_holds_nothing_up(rig: Rig) -> None:
     rig.settle()
 
 
-def test_the_end_of_a_build_is_sent_until_it_has_arrived_whatever_is_sent_with_it(rig: Rig) -> None:
+def test_the_end_of_a_build_is_sent_until_it_has_arrived_whatever_is_sent_with_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     builds, rounds = _Queues(6), _Queues(0)
+    made = list[_Queues]()
+
+    def make(*_: object, **__: object) -> _Queues:
+        made.append(builds)
+        return builds
+
     rig.executor._producer = builds  # type: ignore[assignment]
     rig.executor._round_ends = rounds  # type: ignore[assignment]
+    monkeypatch.setattr(executor_module, "producer", make)
     build, repair = BuildEnd("b8", "a-1", 0, 1, 2), RepairEnd("a-1", 1, "j3-1-1", 0, 0)
     rig.executor.put(SendBuildEnd((("f.a-1", 0, build), ("m.a-1", 1, repair))))
     rig.executor.put(SendBuildEnd((("m.a-1", 1, repair),)))
     rig.settle()
     assert (builds.sent, rounds.sent) == (8, 1)
+    assert len(made) == 1, "after two in vain: the first one may have lost its brokers for good"

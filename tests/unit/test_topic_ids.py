@@ -59,7 +59,7 @@ class Loop:
         self._stopping = Event()
         self._inbox: deque[Any] = deque()
         self._identity = SimpleNamespace(check=lambda: None)
-        self._control = SimpleNamespace(poll=lambda _: 0)
+        self._control = SimpleNamespace(poll=lambda: 0)
         self._reports = SimpleNamespace(poll=self._poll)
         self._topic_ids = SimpleNamespace(wait_for_answer=self._wait)
         self._sources = SimpleNamespace(watch=lambda *_, **__: None)

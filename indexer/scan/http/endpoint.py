@@ -160,7 +160,7 @@ class Endpoint:
         metrics: of the endpoint.
         on_bug: told of invariants that do not hold.
         leases: as of `LocalReader`.
-        reach: makes what asks nodes, this one included, of what reads its slices; `Peers` if it is not given.
+        peers_of: makes what asks nodes, this one too, of what reads its slices; else `Peers`.
 
     Attributes:
         forms: media type -> who answers a scan that accepts it.
@@ -174,7 +174,7 @@ class Endpoint:
         metrics: ScanMetrics,
         on_bug: OnBug,
         leases: Leases | None = None,
-        reach: Callable[[LocalReader], Peers] | None = None,
+        peers_of: Callable[[LocalReader], Peers] | None = None,
     ) -> None:
         self.view = view
         self.settings = settings
@@ -190,11 +190,8 @@ class Endpoint:
             client_leases=scan.max_client_leases,
             leases=leases,
         )
-        self.peers = (
-            reach(self.local)
-            if reach is not None
-            else Peers(view, self.local, NodeClient(settings.security.tls_authority))
-        )
+        authority = settings.security.tls_authority
+        self.peers = peers_of(self.local) if peers_of else Peers(view, self.local, NodeClient(authority))
         self.forms: dict[str, Form] = {}
         self.closing: list[Callable[[], Awaitable[None]]] = []
         self._service: ScanService | None = None

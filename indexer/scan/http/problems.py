@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from typing import Final
 
@@ -27,14 +26,27 @@ OnBug = Callable[[InvariantViolationError], None]
 """Told of an invariant that does not hold: the node is to end."""
 
 
-_OF_COORDINATOR: Final = re.compile(
-    r"/v1/((statements|nodes|builds|jobs|stability|health|events|topology|cluster|rebalance)(/.*)?"
-    r"|indexes/[^/]+(/(load|map|skipped|violations|repair|verify))?)"
+_OF_COORDINATOR: Final = frozenset(
+    (
+        "statements",
+        "nodes",
+        "builds",
+        "jobs",
+        "stability",
+        "health",
+        "events",
+        "topology",
+        "cluster",
+        "rebalance",
+    )
 )
+_OF_AN_INDEX: Final = frozenset(("load", "map", "skipped", "violations", "repair", "verify"))
 
 
 def _elsewhere(path: str) -> str:
-    if not _OF_COORDINATOR.fullmatch(path):
+    _, version, what, *rest = [*path.split("/"), "", ""]
+    index = what == "indexes" and (len([one for one in rest if one]) < 2 or rest[1] in _OF_AN_INDEX)
+    if version != "v1" or not (index or what in _OF_COORDINATOR):
         return ""
     return "ask the coordinator (port 8091, unless it was told otherwise): `keytide up` says where it is"
 
