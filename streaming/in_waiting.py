@@ -13,6 +13,7 @@ import importlib
 import os
 import runpy
 import sys
+from importlib.metadata import version
 from typing import Final
 
 import msgspec
@@ -27,7 +28,7 @@ LOADED: Final = (
     "streaming.sample.sampling",
     "streaming.verify.driver",
 )
-"""What drivers are made of; all of it, so that one is never made of two releases."""
+"""What drivers are made of, but for what Spark needs."""
 
 
 class Orders(msgspec.Struct):
@@ -52,11 +53,15 @@ def main() -> None:
     do_without_pandas()
     for module in LOADED:
         importlib.import_module(module)
+    release = version("keytide")
+    os.write(1, b"1")  # (it has loaded)
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         return  # the coordinator has ended, or needs it no more
     orders = msgspec.json.decode(line, type=Orders)
     _take_over(orders)
+    if version("keytide") != release:  # the installed one is another by now: it is not mixed with this one
+        os.execv(sys.executable, [sys.executable, "-m", orders.module, *orders.arguments])
     runpy.run_module(orders.module, run_name="__main__", alter_sys=True)
 
 

@@ -17,6 +17,7 @@ not see end leaves it alone, so that a leader that ends is followed by one, not 
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import secrets
 import threading
@@ -27,7 +28,7 @@ from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import ClusterRecord, Record, TermRecord, encode_record, record_key
 from keytide.errors import CallerError
 from keytide.kafka.admin import KafkaUnavailableError
-from keytide.kafka.fenced_writer import FencedWriter, ShutOutError
+from keytide.kafka.fenced_writer import FencedWriter, NeverAnsweredError, ShutOutError
 from keytide.kafka.topics import CatalogReader
 from keytide.model.protocol import SPOKEN
 from keytide.model.topics import Topics
@@ -37,6 +38,7 @@ from keytide.settings.settings import Settings
 log = logging.getLogger(__name__)
 
 _RETRY_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 30.0
 
 
 class FencedError(CallerError):
@@ -92,9 +94,13 @@ class MetadataWriter:
             FencedError: another coordinator has taken over; nothing was written.
             KafkaUnavailableError: stopped while Kafka was away; it is not known whether it was written.
         """
+        pause_s = _RETRY_PAUSE_S
         while (end := self._try(records)) is None:
-            if self._stopping.wait(_RETRY_PAUSE_S):
+            if self._stopping.wait(pause_s):
                 raise KafkaUnavailableError("stopped while Kafka did not take metadata")
+            if self._writer.shut_out:  # (each look makes clients)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                gc.collect()  # (one that was never answered lies in a cycle until then)
         return end
 
     def _try(self, records: Sequence[tuple[str, Record | None]]) -> int | None:
@@ -108,6 +114,8 @@ class MetadataWriter:
         except KafkaUnavailableError as away:
             log.warning("metadata cannot be written yet: %s", away.message)
         except ShutOutError as shut_out:
+            if not self.term and isinstance(shut_out, NeverAnsweredError):
+                raise KafkaUnavailableError(shut_out.message) from shut_out
             if not self.term:
                 raise FencedError(self._settings.cluster, shut_out.message) from shut_out
             log.warning("Kafka has given up a transaction of this coordinator: %s", shut_out.message)

@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import os
+import select
 import subprocess
 import sys
 import time
@@ -28,8 +29,10 @@ MODULE: Final = "streaming.in_waiting"
 FIRST_S: Final = 2.0
 """Before the first is started: when a coordinator begins to lead, the machine often has other parts to
 start."""
-AGAIN_S: Final = 0.0
-"""The same, when one has become a driver."""
+AGAIN_S: Final = 2.0
+"""The same, when one has become a driver, and works."""
+LOOK_S: Final = 60.0
+"""How often to look whether it is still there."""
 
 
 class DriverInWaiting:
@@ -58,10 +61,15 @@ class DriverInWaiting:
     @property
     def due_s(self) -> float | None:
         """Until `look` is to be called; None for never."""
-        return None if self._due is None else max(0.0, self._due - time.monotonic())
+        if self._due is None:
+            return None if self._process is None else LOOK_S
+        return max(0.0, self._due - time.monotonic())
 
     def look(self) -> None:
-        """Start it, when that is due."""
+        """Start it, when that is due, and in the place of one that has ended."""
+        if self._process is not None and self._process.poll() is not None:
+            self._ended()
+            self.expect(LOOK_S)
         if self._due is None or time.monotonic() < self._due:
             return
         self._due = None
@@ -69,6 +77,7 @@ class DriverInWaiting:
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 env={**os.environ, **self._environment},
                 process_group=0,
                 preexec_fn=die_with_parent(),
@@ -79,9 +88,11 @@ class DriverInWaiting:
     def take(
         self, module: str, arguments: Sequence[str], log_file: Path, environment: Mapping[str, str]
     ) -> subprocess.Popen[bytes] | None:
-        """The one that waits, which is this driver from now on; None when none does."""
-        process, self._process = self._process, None
-        if process is None or process.stdin is None:
+        """The one that waits, which is this driver from now on; None when none does, or it still loads."""
+        process = self._process
+        if process is None or process.stdin is None or process.stdout is None:
+            return None
+        if not select.select([process.stdout], [], [], 0)[0]:
             return None
         orders = {
             "module": module,
@@ -89,14 +100,18 @@ class DriverInWaiting:
             "log": str(log_file),
             "environment": dict(environment),
         }
-        try:
-            with process.stdin as told:
+        with contextlib.suppress(OSError), process.stdin as told, process.stdout as ready:
+            if ready.read(1):  # (nothing of one that has ended)
                 told.write(json.dumps(orders).encode() + b"\n")
-        except OSError as error:
-            log.warning("the driver that waited has ended: %s", error)
-            process.kill()
-            process.wait()
-        return process if process.poll() is None else None
+                told.flush()
+                self._process = None
+                return process
+        self._ended()
+        return None
+
+    def _ended(self) -> None:
+        log.warning("the driver that waited has ended")
+        self.end()
 
     def end(self) -> None:
         """End the one that waits."""
@@ -105,6 +120,7 @@ class DriverInWaiting:
         if process is not None:
             process.kill()
             process.wait()
-            with contextlib.suppress(OSError):
-                if process.stdin is not None:
-                    process.stdin.close()
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):
+                    if pipe is not None:
+                        pipe.close()

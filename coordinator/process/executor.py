@@ -228,7 +228,7 @@ class InstructionExecutor(QueueWorker[Instruction | ReplyWhenDone]):
         def delivered(error: KafkaError | None, record: Message) -> None:
             if error is not None:
                 log.warning("the end of a repair's round did not reach %s: %s", record.topic(), error)
-                self._round_ends_failed = True
+                self._round_ends_failed |= error.code() == KafkaError._MSG_TIMED_OUT
 
         if self._round_ends_failed:  # (it may have lost its brokers for good)
             self._round_ends, self._round_ends_failed = self._make_round_ends(), False

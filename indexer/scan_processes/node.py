@@ -1,9 +1,11 @@
 """What a scan process sees of its node: `indexer.view.NodeView` over what it has pinned.
 
 It hears the dictionary and the control topic from the node, by the same parts as nodes and gateways hear them
-from Kafka, and is under the node's name. What it cannot read as one (`joint`) it does not read at all.
+from Kafka, and is under the node's name. It reads nothing but what is pinned here, as one (`joint`) or slice
+by slice.
 
-The thread that listens to the node pins and drops; the event loop reads. One short lock per slice.
+The thread that listens to the node pins and drops; the event loop reads, and threads read what takes longer.
+One short lock per slice.
 """
 
 from __future__ import annotations

@@ -40,13 +40,14 @@ from indexer.scan.peer.messages import (
     encoder,
     lease_reply_decoder,
 )
-from indexer.scan.plan.leases import longest_lease_s
+from indexer.scan.plan.leases import TooManyLeasesError, longest_lease_s
 from indexer.scan.plan.waiting import Gone
 from indexer.scan.request.request import CountRequest, Question, ScanRequest, parse
 from indexer.scan_processes.leases import GrantedLeases, longer
 from indexer.scan_processes.messages import Sample
 from indexer.scan_processes.passing import HalfAnsweredError, Passing
 from indexer.view import NodeView
+from keytide.errors import KeytideError
 from keytide.http.nodes import NodeClient
 from keytide.process.clock import now_ms
 from keytide.serving.gate import RequestGate, client_of
@@ -125,7 +126,12 @@ class PagePeers(Peers):
         began, lease_ms = now_ms(), min(longer(request.lease_ms), self._longest_ms)
         # (The node does not renew a lease that lasts for as long as is asked for.)
         asked = structs.replace(request, lease_ms=lease_ms)
-        reply = await self._ask(self.here, LEASE_PATH, asked, lease_reply_decoder, timeout_s)
+        try:
+            reply = await self._ask(self.here, LEASE_PATH, asked, lease_reply_decoder, timeout_s)
+        except KeytideError as error:
+            if error.problem_type == TooManyLeasesError.problem_type:
+                raise PassedOnError from error  # the node says it itself, with what to do next
+            raise
         kept = [one for one in request.slices if one not in reply.missing]
         self._leases.granted(request, kept, began, began + lease_ms)
         return reply

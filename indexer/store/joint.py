@@ -170,10 +170,10 @@ def first_rows(
                 if source.more:
                     ends.append(source.keys[-1])
         bound = nearest(ends) if ends else None
-        rows = _merged(sources, bound, reverse)
+        rows = _merged(sources, bound, reverse, removed)
         if rows is None:
             return None
-        found += [(key, value[1:]) for key, value in rows if value != removed]
+        found += rows
         if bound is None or len(found) >= count:
             return found[:count], [sum([len(source.keys) for source in levels]) for levels in sources]
         total = sum([len(source.keys) for levels in sources for source in levels])
@@ -252,9 +252,11 @@ def _share(rows: int, slices: int) -> int:
     return math.ceil(mean + 0.5 * math.sqrt(mean)) + 1
 
 
-def _merged(sources: Sequence[Sequence[_Source]], bound: bytes | None, reverse: bool) -> Sequence[Row] | None:
-    """The rows up to the bound that were not taken before, the newest of each key, in order; None when they
-    cannot have been written."""
+def _merged(
+    sources: Sequence[Sequence[_Source]], bound: bytes | None, reverse: bool, removed: bytes
+) -> Sequence[Row] | None:
+    """The rows up to the bound that were not taken before, the newest of each key, in order, without removal
+    markers and tags; None when they cannot have been written."""
     runs: list[Iterable[Row]] = []
     count = 0
     for levels in sources:
@@ -274,8 +276,8 @@ def _merged(sources: Sequence[Sequence[_Source]], bound: bytes | None, reverse: 
             runs.append(of_slice.items())
             count += len(of_slice)
     if len(runs) == 1 and isinstance(runs[0], list):
-        return runs[0]
+        return [(key, value[1:]) for key, value in runs[0] if value != removed]
     merged = dict(chain.from_iterable(runs))
     if len(merged) != count:
         return None
-    return [(key, merged[key]) for key in sorted(merged, reverse=reverse)]
+    return [(key, value[1:]) for key in sorted(merged, reverse=reverse) if (value := merged[key]) != removed]

@@ -18,6 +18,8 @@ from keytide.process.clock import now_ms
 LOST_S: Final = 20.0
 """Without a broker, while Kafka answers another client all the time: statistics come every five seconds, and
 a client that can does connect again within two."""
+LONGEST_S: Final = 1.0
+"""That counts between two looks: a process that stood still has seen nothing."""
 ANSWERED_MS: Final = 10_000
 """How lately Kafka must have answered the other one."""
 
@@ -48,18 +50,19 @@ class BrokerWatch:
     ) -> None:
         self._confirmed, self._clock, self._now = confirmed, clock, now
         self._limit_s = limit_s
-        self._lost_since: float | None = None
+        self._looked_at = clock()
+        self._without_s = 0.0
 
     def is_lost(self, client: TellsOfBrokers) -> bool:
         """Whether to go on with another client. Cheap; to be asked all the time. True once: what comes next
         is taken for another client."""
-        if client.has_broker or not self._confirmed(self._now() - ANSWERED_MS):
-            self._lost_since = None
-            return False
         now = self._clock()
-        if self._lost_since is None:
-            self._lost_since = now
-        if now - self._lost_since < self._limit_s:
+        passed, self._looked_at = min(now - self._looked_at, LONGEST_S), now
+        if client.has_broker:
+            self._without_s = 0.0
+        elif self._confirmed(self._now() - ANSWERED_MS):
+            self._without_s += passed
+        if self._without_s < self._limit_s:
             return False
-        self._lost_since = None
+        self._without_s = 0.0
         return True

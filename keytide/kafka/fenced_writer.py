@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 TRANSACTION_TIMEOUT_MS: Final = 10_000
 """Kafka ends a transaction that is open for longer: readers wait no longer than this for one that its writer
 died in."""
-IN_VAIN: Final = 4
+IN_VAIN: Final = 12
 """After so many time-outs in a row another client goes on: this one may have lost its brokers for good
 (`keytide.kafka.broker_watch`)."""
 _FENCED: Final = frozenset(
@@ -56,6 +56,10 @@ class ShutOutError(CallerError):
 
     problem_type = "writer-shut-out"
     status = 503
+
+
+class NeverAnsweredError(ShutOutError):
+    """Kafka has answered none of many writes."""
 
 
 class FencedWriter:
@@ -138,7 +142,8 @@ class FencedWriter:
                 raise ShutOutError(str(error.str())) from failure
             with contextlib.suppress(KafkaException):  # what cannot be aborted now will be by its time-out
                 self._producer.abort_transaction(TRANSACTION_TIMEOUT_MS / 1000)
-            self._failed()
+            if error.retriable():
+                self._failed()
             raise KafkaUnavailableError(f"{self._topic} is not written yet: {error}") from failure
         return self._end
 
@@ -166,12 +171,12 @@ class FencedWriter:
         """Count what was in vain.
 
         Raises:
-            ShutOutError: it is too much.
+            NeverAnsweredError: it is too much.
         """
         self._in_vain += 1
         if self._in_vain >= IN_VAIN:
             self._in_vain, self.shut_out = 0, True
-            raise ShutOutError(
+            raise NeverAnsweredError(
                 f"{self._topic} was not written {IN_VAIN} times in a row: a new client goes on"
             )
 

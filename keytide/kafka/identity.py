@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 2.0
 """Between two looks: each is two small requests."""
 LOOK_TIMEOUT_S: Final = 5.0
-OWN_FAULT: Final = 8
+OWN_FAULT: Final = 2
 """After so many looks in vain another client looks (`try_another`)."""
 _CLUSTER: Final = "cluster"
 

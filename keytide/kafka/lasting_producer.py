@@ -58,6 +58,11 @@ class LastingProducer:
         self._make, self._name, self._watch = make, name, watch
         self._producer: MessageProducer | None = None
 
+    @property
+    def has_broker(self) -> bool:
+        """As `Producer.has_broker`."""
+        return self._producer is None or self._producer.has_broker
+
     def produce(self, topic: str, value: bytes, **options: Any) -> None:
         """As `confluent_kafka.Producer.produce`.
 

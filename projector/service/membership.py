@@ -263,7 +263,7 @@ class Membership:
             for state in states
             if state.acked > state.committed >= 0 and state.phase != "STOPPED"
         ]
-        if last:
+        if last and self.source.has_broker:  # (else it would wait for nobody)
             self.source.commit(last, wait=True)
         self._forget(keys)
 

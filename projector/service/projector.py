@@ -172,6 +172,7 @@ class Projector:
         self._identity.check()
         now = self._clock()
         self._sender.poll(0)
+        self._reporter.poll()
         if self._members.source.seeking_for > self._waits.seek_limit:
             log.warning("joining the group anew")
             self._members.rejoin()

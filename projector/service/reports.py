@@ -95,6 +95,10 @@ class ProjectorReporter:
         self._told_outcomes: dict[str, Counter[str]] = {}
         self._shown_heard: dict[str, Counter[str]] = {}
 
+    def poll(self) -> None:
+        """Let delivery reports be heard. To be called all the time."""
+        self._producer.poll()
+
     def _send(self, value: bytes) -> None:
         try:
             self._producer.produce(self._topic, value, key=self._projector, on_delivery=self._delivered)

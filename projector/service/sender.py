@@ -192,6 +192,10 @@ class QueueSender:
         """
         now, limit = self._clock(), self._settings.projector.queue_unavailable_s
         self._hear(alive_at)
+        if not self._producer.has_broker:  # (whoever else is answered, this client asks nobody)
+            for queue in self._queues.values():
+                queue.since = None if queue.since is None else self._alive
+            return {}
         found: dict[str, float] = {}
         for (index, _), queue in self._queues.items():
             if not queue.outstanding and now - queue.tried > limit / 2:

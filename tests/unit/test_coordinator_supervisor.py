@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import select
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -17,8 +18,9 @@ import pytest
 from coordinator.core.drivers import NO_ROOM, NOT_STARTED
 from coordinator.core.events import DriverExited
 from coordinator.core.instructions import DriverTask
+from coordinator.process import driver_in_waiting
 from coordinator.process import driver_supervisor as module
-from coordinator.process.driver_in_waiting import DriverInWaiting
+from coordinator.process.driver_in_waiting import LOOK_S, DriverInWaiting
 from coordinator.process.driver_supervisor import DriverSupervisor, environment
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import BuildRecord, BuildState, JobRecord, JobState
@@ -465,7 +467,15 @@ class Waiting(DriverInWaiting):
             self.started.append(psutil.Process(self._process.pid))
 
     def number_is(self, number: int) -> Callable[[], bool]:
-        return lambda: len(self.started) == number
+        """Whether so many were started, and the last one has loaded."""
+
+        def waits() -> bool:
+            one = self._process
+            return len(self.started) == number and bool(
+                one and one.stdout and select.select([one.stdout], [], [], 0)[0]
+            )
+
+        return waits
 
     def ended(self, number: int) -> bool:
         one = self.started[number]
@@ -475,6 +485,7 @@ class Waiting(DriverInWaiting):
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_S", 0.0)
+    monkeypatch.setattr(module, "AGAIN_S", 0.0)
 
 
 def supervised(watched: Watched, waiting: DriverInWaiting) -> DriverSupervisor:
@@ -501,6 +512,32 @@ def test_the_driver_that_waits_is_the_next_that_is_started_and_another_one_waits
     wait_for(waiting.number_is(3), "one that waits")
     supervisor.close()
     assert waiting.ended(2)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_one_that_still_loads_is_left_to_it(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = Waiting("import sys; sys.stdin.readline()")
+    supervisor = supervised(watched, waiting)
+    command = [sys.executable, "-c", "print('started')"]
+    monkeypatch.setattr(supervisor, "_command", lambda _: command)
+    wait_for(lambda: bool(waiting.started), "one that loads")
+    supervisor.start("b7", 0)
+    assert watched.end().tail == "started"
+    assert not waiting.ended(0)
+    assert len(waiting.started) == 1
+
+
+def test_one_that_has_ended_is_replaced_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = Waiting("")
+    waiting.expect()
+    waiting.look()
+    wait_for(lambda: waiting.ended(0), "its end")
+    assert waiting.due_s == LOOK_S
+    monkeypatch.setattr(driver_in_waiting, "LOOK_S", 0.0)
+    waiting.look()
+    assert len(waiting.started) == 2
+    waiting.end()
+    assert not psutil.pid_exists(waiting.started[0].pid), "it is reaped"
 
 
 @pytest.mark.usefixtures("at_once")

@@ -18,7 +18,9 @@ from indexer.hosting.node import ServingNode
 from indexer.hosting.snapshots import SnapshotRing
 from indexer.scan.gather.gather import gather
 from indexer.scan.gather.scatter import Target
+from indexer.scan.local import cursor as local_cursor
 from indexer.scan.local import joint
+from indexer.scan.local.effort import ReadBudget
 from indexer.scan.local.joint import JointReads
 from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.health import PeerHealth
@@ -371,5 +373,53 @@ def test_both_ways_say_the_same_of_what_a_slice_is_at(node: Node) -> None:
             assert msgspec.structs.replace(alone[slice_number], entries=[]) == reply
         merged = sorted(entry for one in alone.values() for entry in one.entries)[:10]
         assert page.entries == merged
+    finally:
+        reader.close()
+
+
+def test_a_page_behind_very_many_removed_rows_is_read_in_a_thread(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the thread looks at the clock on its way."""
+    node.commit(*range(9_000))
+    for store in node.stores.values():
+        assert store.start_fold()
+        store.finish_fold(60)
+    node.number += 1
+    for slice_number, store in node.stores.items():
+        gone = [one for one in range(8_900) if one % len(SLICES) == slice_number]
+        versions = [Version(b"d%04d" % one, 0, 20_000 + one) for one in gone]
+        applied = Applied(Timestamp.of({0: 39_999}), node.number, queue_position=node.number)
+        store.apply(segments(versions), applied)
+        node.rings[slice_number].add(store.snapshot(), node.number, node.now)
+        node.rings[slice_number].publish(node.number, node.now)
+    monkeypatch.setattr(local_cursor, "INLINE_BLOCKS", 2)
+    reader, turns, looks = LocalReader(node.view, 10), 0, 0
+    begun, look = reader.threads.turn, ReadBudget.look
+
+    def turn(*arguments: Any, **options: Any) -> Any:
+        nonlocal turns
+        turns += 1
+        return begun(*arguments, **options)
+
+    def looked(self: ReadBudget) -> None:
+        nonlocal looks
+        looks += 1
+        look(self)
+
+    monkeypatch.setattr(reader.threads, "turn", turn)
+    monkeypatch.setattr(ReadBudget, "look", looked)
+    try:
+        request = ReadRequest(
+            ReadSpan(INDEX, list(SLICES), [(b"", None)], [b""] * 3, False),
+            ReadPaging(10),
+            ReadConsistency(node.number, 0),
+            ReadShape(),
+        )
+        replies = asyncio.run(reader.read(request)).slices
+        found = [int(entry_key[-4:]) for one in replies for entry_key, _ in one.entries]
+        assert sorted(found) == list(range(8_900, 8_930))
+        assert turns == 1
+        assert looks > 2
     finally:
         reader.close()

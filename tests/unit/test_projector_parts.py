@@ -27,6 +27,7 @@ from keytide.catalog.records import (
 )
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.kafka.broker_watch import BrokerWatch
+from keytide.kafka.lasting_producer import LastingProducer
 from keytide.model.log_history import LogHistory, PartitionHistory
 from keytide.model.timestamp import Place, Timestamp
 from keytide.process.clock import now_ms
@@ -459,6 +460,19 @@ class TestSender:
         sender.stuck(alive_at=now[0])
         now[0] += 3 * limit
         assert sender.stuck(alive_at=now[0]) == {}
+
+    def test_no_queue_is_to_blame_while_their_client_is_without_brokers(self) -> None:
+        sender, _, now = self.sender()
+        limit = load_settings().projector.queue_unavailable_s
+        sender.send(1, "a-1", 0, b"x")
+        with mock.patch.object(LastingProducer, "has_broker", False):
+            for _ in range(5 * limit):
+                now[0] += 1
+                assert sender.stuck(alive_at=now[0]) == {}
+        for _ in range(limit + 2):
+            now[0] += 1
+            stuck = sender.stuck(alive_at=now[0])
+        assert stuck, "its time begins when it has one again"
 
     def test_a_queue_that_is_sent_nothing_more_is_not_to_blame(self) -> None:
         sender, _, now = self.sender()

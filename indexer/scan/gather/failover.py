@@ -130,6 +130,8 @@ class CopyRequests:
             if self._nodes.here in self._requests:
                 if self._running:
                     await asyncio.sleep(0)  # let the requests go out first
+                    for task in [one for one in self._running if one.done()]:
+                        self._done(task, self._running.pop(task))
                 await self._ask_here(self._requests[self._nodes.here])
             while self._after:
                 now = self._now()

@@ -390,6 +390,8 @@ async def _ask_all(
         if nodes.here in requests:
             if tasks:
                 await asyncio.sleep(0)  # let the requests go out first
+                for task in filter(asyncio.Future.done, tasks):
+                    task.result()  # (it may be none that is asked here)
             replies[nodes.here] = await nodes.read_here(requests[nodes.here])
         replies.update(zip(others, await asyncio.gather(*tasks), strict=True) if tasks else ())
         return replies

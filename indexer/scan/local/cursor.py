@@ -29,7 +29,7 @@ from typing import Final
 import msgspec
 
 from indexer.scan.local.filtering import Filters, Test, key_test, picked
-from indexer.scan.local.once import OneByOne, SoonDone
+from indexer.scan.local.once import NotShortError, OneByOne, SoonDone
 from indexer.scan.local.tasks import UNHURRIED, Pace, SliceWork, Task, Unfinished
 from indexer.scan.peer.messages import Entry, IndexUnknownHereError, ReadRequest, ReadSpan, UnknownTaskError
 from indexer.scan.plan.selection import Shape, stretches
@@ -49,6 +49,8 @@ LARGEST_BLOCK: Final = 512
 """Entries that are looked at between two seeks for distinct keys: a seek costs as much as some tens."""
 JOINED_BYTES: Final = 256 * 1024
 """Of blocks that are looked at together."""
+INLINE_BLOCKS: Final = 24
+"""Of the store, a thousand rows each, that are looked at on the event loop for so few rows: some 10 ms."""
 
 
 @dataclass(slots=True)
@@ -362,3 +364,22 @@ def flaw(entries: Sequence[Entry], span: ReadSpan, after: bytes, shape: Shape) -
 def _shown(key: bytes) -> str:
     """The beginning of an entry key, for a reason that people read."""
     return key[:24].hex() + ("..." if len(key) > 24 else "")
+
+
+def entries_of(
+    snapshot: ReadableSnapshot, span: ReadSpan, after: bytes, limit: int, pace: Pace | None
+) -> list[Entry]:
+    """Up to `limit` entries behind `after`, over all spans in the direction of the read.
+
+    Raises:
+        NotShortError: without a pace only: there is much beside them, removal markers for instance.
+    """
+    entries: list[Entry] = []
+    for count, block in enumerate(snapshot.rows_of(list(stretches(span, after)), span.reverse, limit)):
+        entries += block
+        if len(entries) < limit:
+            if pace is not None:
+                pace.look()
+            elif count >= INLINE_BLOCKS:
+                raise NotShortError
+    return entries[:limit]

@@ -176,6 +176,8 @@ class ReadBudget:
     def parts(self, block: Sequence[ItemT]) -> Iterator[Sequence[ItemT]]:
         """A block in parts that each take about `PART_S` to work on; looks behind each. Raises as `look`."""
         at, count = 0, len(block)
+        if not count:
+            self.look()
         while at < count:
             part = block if not at and count <= self._size else block[at : at + self._size]
             began = thread_time()  # what others did meanwhile is not this part's

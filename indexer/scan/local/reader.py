@@ -24,7 +24,7 @@ from functools import partial
 from time import monotonic
 from typing import Final
 
-from indexer.scan.local.cursor import EXAMINED, SliceSearch, flaw
+from indexer.scan.local.cursor import EXAMINED, SliceSearch, entries_of, flaw
 from indexer.scan.local.effort import ReadThreads, ReadTurn
 from indexer.scan.local.joint import JointReads
 from indexer.scan.local.once import NotShortError, OncePerDocument, SoonDone, finds_places
@@ -38,12 +38,11 @@ from indexer.scan.peer.messages import (
     ReadConsistency,
     ReadReply,
     ReadRequest,
-    ReadSpan,
     SliceReply,
 )
 from indexer.scan.plan.directory import rebuilding
 from indexer.scan.plan.leases import LONGEST_LEASE_S, LeaseRegistry, Leases
-from indexer.scan.plan.selection import sifts, stretches
+from indexer.scan.plan.selection import sifts
 from indexer.scan.plan.waiting import Gone
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, SliceTrouble, StoreDamagedError
 from keytide.catalog.history import History
@@ -288,11 +287,11 @@ class LocalReader:
             result = worked.result if isinstance(worked, Unfinished) else worked
         elif shape.examine:
             most = limit if is_plain(request) else max(limit, self._search.examined)
-            read = _entries_of(snapshot, span, after, most, pace)
+            read = entries_of(snapshot, span, after, most, pace)
             if found := flaw(read, span, after, self._search.shape(span.index)):
                 raise DoubtfulReadError(found)
         elif is_plain(request) or (limit and pace is None and not shape.filter):
-            entries = _entries_of(snapshot, span, after, limit, pace)
+            entries = entries_of(snapshot, span, after, limit, pace)
             if shape.keys and not self._search.all_wanted(entries, request):
                 raise NotShortError
             keys = [key for key, _ in entries]
@@ -385,15 +384,3 @@ def within_s(request: ReadRequest) -> float | None:
     if is_plain(request) or not request.paging.within_ms:
         return None
     return min(request.paging.within_ms / 1000, LONGEST_READ_S)
-
-
-def _entries_of(
-    snapshot: ReadableSnapshot, span: ReadSpan, after: bytes, limit: int, pace: Pace | None
-) -> list[Entry]:
-    """Up to `limit` entries behind `after`, over all spans in the direction of the read."""
-    entries: list[Entry] = []
-    for block in snapshot.rows_of(list(stretches(span, after)), span.reverse, limit):
-        entries += block
-        if pace is not None and len(entries) < limit:
-            pace.look()
-    return entries[:limit]

@@ -238,7 +238,7 @@ def level_columns(
         except UnusualPagesError:
             pass
     left = [(low, high) for low, high in left if high is None or low < high]
-    for entries in live_blocks(views, left, reverse, min(rows, FIRST_BLOCK)) if left else ():
+    for entries in filter(None, live_blocks(views, left, reverse, min(rows, FIRST_BLOCK)) if left else ()):
         yield EntryColumns.of(entries)
 
 

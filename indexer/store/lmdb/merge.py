@@ -274,7 +274,8 @@ class _Head:
 def live_blocks(
     views: Sequence[View], spans: Sequence[Bounds], reverse: bool, first: int
 ) -> Iterator[list[Row]]:
-    """Entries of several views, given from the oldest to the newest, without tags and markers.
+    """Entries of several views, given from the oldest to the newest, without tags and markers. A block of
+    nothing but markers is empty: whoever reads looks at the clock between blocks.
 
     Args:
         spans: disjoint, in the direction of the read.
@@ -285,9 +286,7 @@ def live_blocks(
     if with_long:
         sources.append(chain.from_iterable(long_blocks(with_long, low, high, reverse) for low, high in spans))
     for block in merged_blocks(sources, reverse):
-        live = [(key, value[1:]) for key, value in block if value != REMOVED]
-        if live:
-            yield live
+        yield [(key, value[1:]) for key, value in block if value != REMOVED]
 
 
 def long_blocks(views: Sequence[View], low: bytes, high: bytes | None, reverse: bool) -> Iterator[list[Row]]:

@@ -58,7 +58,7 @@ class LmdbSnapshot:
                 low = max(low, start_after + b"\x00")
         if limit == 0 or (high is not None and low >= high):
             return
-        yield from self.rows_of(((low, high),), reverse, limit)
+        yield from filter(None, self.rows_of(((low, high),), reverse, limit))
 
     def rows_of(
         self, spans: Sequence[Bounds], reverse: bool = False, limit: int | None = None
