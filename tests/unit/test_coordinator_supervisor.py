@@ -518,7 +518,7 @@ def test_the_driver_that_waits_is_the_next_that_is_started_and_another_one_waits
 def test_one_that_still_loads_is_left_to_it(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = Waiting("import sys; sys.stdin.readline()")
     supervisor = supervised(watched, waiting)
-    command = [sys.executable, "-c", "print('started')"]
+    command = [sys.executable, "-c", "import sys; print('started'); sys.exit(5)"]
     monkeypatch.setattr(supervisor, "_command", lambda _: command)
     wait_for(lambda: bool(waiting.started), "one that loads")
     supervisor.start("b7", 0)
