@@ -145,14 +145,13 @@ class CoordinatorService:
             WrongKafkaError: another Kafka answers than the one that the data folder belongs to.
         """
         self._identity.open()
-        limit = self.settings.coordinator.request_timeout_s
         bootstrap = self.settings.kafka.bootstrap
         while not self._stopping.is_set():
             try:
                 self._begin()
                 return
             except RetryableError as error:
-                if time.monotonic() > self._answered + limit:
+                if time.monotonic() > self._answered + self.settings.coordinator.request_timeout_s:
                     raise KafkaUnavailableError(
                         f"Kafka at {bootstrap} stayed away: {error.message}",
                         next_step="start Kafka, or say where it is with KEYTIDE_KAFKA__BOOTSTRAP",
@@ -185,6 +184,7 @@ class CoordinatorService:
             work.delete(left)
         if foreign:
             self.events.add(foreign_note(self.settings.cluster, foreign), now_ms())
+        self._control.begin()
         self._leader = Leader(catalog, self.settings.cluster, term, *limits_of(self.settings))
         self._leader.foreign = foreign
         self._reports.assign(starts)

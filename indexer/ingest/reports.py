@@ -42,6 +42,7 @@ class NodeReporter:
         self._producer = lasting_producer(
             settings, self._topic, confirmed, queue_buffering_max_messages=_QUEUE_MESSAGES
         )
+        self._producer.begin()
         self._node = node
         self._url = url
         self._zone = settings.indexer.zone

@@ -40,8 +40,8 @@ class MessageProducer(TellsOfBrokers, Protocol):
 
 
 class LastingProducer:
-    """Has one producer after the other. One thread at a time, which polls it all the time once something was
-    produced.
+    """Has one producer after the other. One thread at a time, which polls it all the time from `begin` on, or
+    once something was produced.
 
     Args:
         make: makes one, when it is needed.
@@ -58,6 +58,12 @@ class LastingProducer:
         self._make, self._name, self._watch = make, name, watch
         self._producer: MessageProducer | None = None
 
+    def begin(self) -> MessageProducer:
+        """Have a client: it connects, so that what is produced later need not wait for that."""
+        if self._producer is None:
+            self._producer = self._make()
+        return self._producer
+
     @property
     def has_broker(self) -> bool:
         """As `Producer.has_broker`."""
@@ -70,9 +76,7 @@ class LastingProducer:
             BufferError: its queue is full.
             KafkaException: it takes no such message.
         """
-        if self._producer is None:
-            self._producer = self._make()
-        self._producer.produce(topic, value, **options)
+        self.begin().produce(topic, value, **options)
 
     def poll(self, timeout: float = 0.0) -> None:
         """Run callbacks; waits at most `timeout` seconds for the first. What waits in a producer that is

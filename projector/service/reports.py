@@ -85,6 +85,7 @@ class ProjectorReporter:
         self._producer = LastingProducer(
             lambda: transport.producer(queue_buffering_max_messages=10_000), self._topic, watch()
         )
+        self._producer.begin()
         self._ends: dict[Key, int] = {}
         """Ends that were met and not passed since."""
         self._fresh_at: dict[Key, int] = {}

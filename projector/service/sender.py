@@ -96,6 +96,7 @@ class QueueSender:
         # No linger: what comes here is a batch by itself. librdkafka sends a request for each partition, and
         # a broker answers those of a connection in turn: progress waits for as many as there are slices.
         self._producer = LastingProducer(self._make, "the queues", self._watch())
+        self._producer.begin()
 
     def _make(self) -> MessageProducer:
         return self._transport.producer(

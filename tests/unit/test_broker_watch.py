@@ -132,6 +132,8 @@ def test_what_waits_in_a_lost_producer_has_failed_and_another_one_goes_on() -> N
     lasting.poll()
     assert lasting.flush(1)
     assert clients == [], "none is made before it is needed"
+    lasting.begin()
+    assert len(clients) == 1
     produce()
     assert clocks.go(1, look) == 1
     clients[0].has_broker = False

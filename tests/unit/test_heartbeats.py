@@ -329,6 +329,8 @@ def test_a_node_says_all_again_when_kafka_did_not_take_it(
     outcome: list[Any] = []
 
     class Sends:
+        def begin(self) -> None: ...
+
         def produce(self, topic: str, value: bytes, on_delivery: Any, **_: Any) -> None:
             what = outcome.pop(0) if outcome else None
             if what is BufferError:

@@ -47,6 +47,8 @@ def test_a_node_tells_its_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[bytes] = []
 
     class Sends:
+        def begin(self) -> None: ...
+
         def produce(self, topic: str, value: bytes, **_: Any) -> None:
             sent.append(value)
 
