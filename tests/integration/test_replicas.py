@@ -201,9 +201,15 @@ def test_a_node_is_drained_and_gets_its_part_again(world: World) -> None:
         assert [one for one in health["reasons"] if node in one["reason"]] == []
         world.cluster.restart(node)
         world.admin.call("POST", f"/v1/nodes/{node}/undrain")
-        plan = world.admin.call("POST", "/v1/rebalance", {"dry_run": True})
-        assert plan["moves"]
-        assert {move["target"] for move in plan["moves"]} == {node}
+
+        def moves() -> list[dict[str, Any]]:
+            planned: list[dict[str, Any]] = world.admin.call("POST", "/v1/rebalance", {"dry_run": True})[
+                "moves"
+            ]
+            return planned
+
+        planned = wait_for(moves, "it is heard of", 60)
+        assert {move["target"] for move in planned} == {node}
         job = world.admin.call("POST", "/v1/rebalance")
         with stopped([psutil.Process(world.cluster.services[node].pid)]):
             readers.go_on()
