@@ -49,6 +49,8 @@ RESETS = Metric("keytide_projector_resets", "times that a failed send or commit 
 SUSPENDED = Gauge("keytide_projector_suspended_indexes", "indexes with a queue that takes nothing (R18)")
 
 PROGRESS_INTERVAL_S = 0.002
+POLL_S = 1.0
+"""At least so often delivery reports are heard."""
 FINAL_BUILD_STATES = frozenset({"READY", "FAILED", "CANCELLED"})
 
 
@@ -86,6 +88,7 @@ class ProjectorReporter:
             lambda: transport.producer(queue_buffering_max_messages=10_000), self._topic, watch()
         )
         self._producer.begin()
+        self._polled_at = clock()
         self._ends: dict[Key, int] = {}
         """Ends that were met and not passed since."""
         self._fresh_at: dict[Key, int] = {}
@@ -97,14 +100,19 @@ class ProjectorReporter:
         self._shown_heard: dict[str, Counter[str]] = {}
 
     def poll(self) -> None:
-        """Let delivery reports be heard. To be called all the time."""
-        self._producer.poll()
+        """Let delivery reports and statistics be heard, which sending does too. To be called all the time:
+        who has no partitions sends nothing."""
+        now = self._clock()
+        if now - self._polled_at >= POLL_S:
+            self._polled_at = now
+            self._producer.poll()
 
     def _send(self, value: bytes) -> None:
         try:
             self._producer.produce(self._topic, value, key=self._projector, on_delivery=self._delivered)
         except BufferError:
             log.warning("a report was not sent: Kafka takes none at present")
+        self._polled_at = self._clock()
         self._producer.poll(0)
 
     def _delivered(self, error: KafkaError | None, _message: Message) -> None:

@@ -796,6 +796,18 @@ def test_progress_so_soon_after_the_last_is_told_in_a_moment() -> None:
         assert told() == (True, 2), "nothing is new"
 
 
+def test_who_has_nothing_to_report_lets_its_client_speak_all_the_same() -> None:
+    """librdkafka keeps what nobody takes."""
+    now, client = [10.0], mock.Mock(has_broker=True, poll=mock.Mock(return_value=0))
+    transport = cast(KafkaTransport, mock.Mock(producer=lambda **_: client))
+    watch = partial(BrokerWatch, bool)
+    reporter = report.ProjectorReporter(load_settings(), transport, "p1", watch, lambda: now[0], now_ms)
+    for _ in range(100):
+        now[0] += 0.1
+        reporter.poll()
+    assert 9 <= client.poll.call_count <= 11
+
+
 def test_metrics_count_once_what_slices_are_told_of_and_what_not() -> None:
     def shown(told: str) -> float | None:
         return REGISTRY.get_sample_value("keytide_heard_documents_total", {"index": "counted", "told": told})
