@@ -58,7 +58,7 @@ lint: $(STAMP)
 
 # Of what is generated, a share (tests/share.py); `make test` has a larger one, `make soak` all of it.
 check: lint
-	$(PYTEST) -n 3 --dist worksteal -m "not slow" $(FAST)
+	$(PYTEST) -n 4 --dist worksteal -m "not slow" $(FAST)
 
 test: lint archive
 	KEYTIDE_EXAMPLES=4 $(PYTEST) -n 3 --dist worksteal $(FAST)
