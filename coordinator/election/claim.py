@@ -100,7 +100,8 @@ class MetadataWriter:
                 raise KafkaUnavailableError("stopped while Kafka did not take metadata")
             if self._writer.shut_out:  # (each look makes clients)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-                gc.collect()  # (one that was never answered lies in a cycle until then)
+                if pause_s == _LONGEST_PAUSE_S:
+                    gc.collect()  # (those that were never answered lie in cycles until then)
         return end
 
     def _try(self, records: Sequence[tuple[str, Record | None]]) -> int | None:

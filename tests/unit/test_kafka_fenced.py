@@ -13,19 +13,21 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Message, libversion
+from confluent_kafka import KafkaException, libversion
 
 from keytide.kafka.broker_watch import BrokerWatch
 from keytide.kafka.clients import Producer
 from keytide.kafka.lasting_producer import LastingProducer
 from keytide.kafka.topics import producer
 from keytide.settings.settings import load_settings
+from tests.waiting import wait_for
 
 ASKING = """
 import sys
 from keytide.kafka.admin import KafkaUnavailableError, admin, describe_topics
 from keytide.kafka.identity import cluster_id
 from keytide.settings.settings import load_settings
+from tests.waiting import wait_for
 
 with admin(load_settings(kafka={"bootstrap": sys.argv[1]})) as client:
     print(cluster_id(client, None, 10), flush=True)
@@ -139,7 +141,6 @@ class Writing:
 
     def __init__(self, broker: Broker) -> None:
         self.made: list[Producer] = []
-        self.purged = 0
         self._settings = load_settings(kafka={"bootstrap": f"127.0.0.1:{broker.port}", "log_level": 0})
         self._lasting = LastingProducer(
             self._make, "t", BrokerWatch(lambda _: not broker.fenced, limit_s=1.0)
@@ -152,16 +153,17 @@ class Writing:
         self.made.append(producer(self._settings, enable_idempotence=False, **quick))
         return self.made[-1]
 
-    def _delivered(self, error: KafkaError | None, _: Message) -> None:
-        self.purged += error is not None and error.code() == KafkaError._PURGE_QUEUE
-
     def write(self) -> None:
         with suppress(KafkaException):  # (the topic is unknown)
-            self._lasting.produce("t", b"x", on_delivery=self._delivered)
+            self._lasting.produce("t", b"x")
 
     def has_broker(self, wanted: bool) -> bool:
         self._lasting.poll(0.05)
         return self.made[-1].has_broker is wanted
+
+    def goes_on(self) -> bool:
+        self.write()
+        return self.has_broker(True)
 
     def has_in_time(self, wanted: bool) -> bool:
         """As `has_broker`, within some seconds."""
@@ -182,13 +184,7 @@ def test_a_producer_that_was_told_of_no_broker_is_without_for_good_and_another_o
         broker.fenced = True
         lost = writing.has_in_time(False)
         broker.fenced = False
-        writing.write()
-        for _ in range(600):
-            writing.write()
-            if writing.has_broker(True):
-                break
-        else:
-            pytest.fail("no producer has a broker")
+        wait_for(writing.goes_on, "a broker again", 60)
         if len(writing.made) > 1:
             assert lost
             break

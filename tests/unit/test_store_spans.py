@@ -35,6 +35,14 @@ def stored(number: int) -> bytes:
     return key(f"{number:05}" + ("x" * 600 if number % 97 == 0 else ""))
 
 
+def commit(store: SliceStore, queue: int, versions: Sequence[Version]) -> None:
+    """Apply them; the first ones are folded into the base."""
+    store.apply(segments(versions), Applied(Timestamp(), queue, queue_position=queue))
+    if queue == 1:
+        assert store.start_fold()
+        store.finish_fold(30)
+
+
 @pytest.fixture(params=["lmdb", "memory"])
 def snapshot(request: pytest.FixtureRequest, tmp_path: Path, folds: FoldWorker) -> Iterator[StoreSnapshot]:
     store: SliceStore
@@ -46,10 +54,7 @@ def snapshot(request: pytest.FixtureRequest, tmp_path: Path, folds: FoldWorker) 
             Version(b"d%05d" % one, 0, queue * NUMBERS + at, entries=((stored(one), b"%d" % queue),))
             for at, one in enumerate(sorted(some))
         ]
-        store.apply(segments(versions), Applied(Timestamp(), queue, queue_position=queue))
-        if queue == 1:
-            assert store.start_fold()
-            store.finish_fold(30)
+        commit(store, queue, versions)
     held = store.snapshot()
     yield held
     held.close()
@@ -284,10 +289,7 @@ def test_who_reads_on_reads_more_leaves_at_once_and_who_wants_few_rows_none(
             )
             for at in some
         ]
-        store.apply(segments(versions), Applied(Timestamp(), queue, queue_position=queue))
-        if queue == 1:
-            assert store.start_fold()
-            store.finish_fold(30)
+        commit(store, queue, versions)
     held = store.snapshot()
     request.addfinalizer(held.close)
     wanted = [row for block in held.rows_of([(b"", None)], reverse) for row in block]
@@ -323,10 +325,7 @@ def test_no_file_stays_open_when_that_of_another_level_cannot_be_opened(
             Version(b"d%05d" % at, 0, queue * 1_000 + at, entries=((key(f"{at * queue:05}"), b""),))
             for at in range(300)
         ]
-        store.apply(segments(versions), Applied(Timestamp(), queue, queue_position=queue))
-        if queue == 1:
-            assert store.start_fold()
-            store.finish_fold(30)
+        commit(store, queue, versions)
     held = store.snapshot()
     request.addfinalizer(held.close)
     wanted = [row for block in held.rows() for row in block]
