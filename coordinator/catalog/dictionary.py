@@ -18,7 +18,7 @@ from keytide.catalog.records import IndexRecord, KeyspaceRecord, Record, record_
 from keytide.definition.index import IndexDefinition
 from keytide.errors import CallerError
 from keytide.model.hints import did_you_mean
-from keytide.model.protocol import NARROWED, OTHER_STRUCTURES, PLACES, SPOKEN, SUBPARTITIONS
+from keytide.model.protocol import FIRST_PROTOCOL, NARROWED, PLACES, SPOKEN, SUBPARTITIONS
 from keytide.model.topics import Topics
 
 
@@ -149,13 +149,16 @@ class Dictionary:
         Raises:
             UpgradeNeededError: somebody does not know what it needs.
         """
-        # The latest first: what is refused has raised nothing.
+        needs: list[tuple[int, str]] = []
         if definition.speaks_of_places:
-            self.use_protocol(PLACES, "an index of places, or with a condition on them")
-        if definition.using != "btree":
-            self.use_protocol(OTHER_STRUCTURES, f"an index USING {definition.using}")
+            needs.append((PLACES, "an index of places, or with a condition on them"))
+        if definition.structure_type.since > FIRST_PROTOCOL:
+            needs.append((definition.structure_type.since, f"an index USING {definition.using}"))
         if definition.spread:
-            self.use_protocol(SUBPARTITIONS, "an index with SUBPARTITION BY")
+            needs.append((SUBPARTITIONS, "an index with SUBPARTITION BY"))
+        # The latest first: what is refused has raised nothing.
+        for version, what in sorted(needs, key=lambda need: -need[0]):
+            self.use_protocol(version, what)
 
     def index_named(self, name: str) -> IndexRecord:
         """The index of that name.

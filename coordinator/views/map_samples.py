@@ -17,9 +17,9 @@ def asks(index: IndexRecord, limit: int, nodes: Sequence[str]) -> list[tuple[str
         nodes: of each slice the one to ask.
 
     Raises:
-        CallerError: it is not spatial.
+        CallerError: it has no places.
     """
-    if index.definition.using != "spatial":
+    if not index.definition.structure_type.has_places:
         raise CallerError(
             f"index {index.name} is USING {index.definition.using}, and has no map",
             problem_type="index-not-spatial",

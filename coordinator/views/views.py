@@ -49,7 +49,7 @@ def index(leader: Leader, record: IndexRecord, now: int) -> Document:
         "replicas": definition.replicas,
         "unique": definition.unique,
         "structure": definition.using,
-        "srid": definition.system if definition.using == "spatial" else None,
+        "srid": definition.system if definition.structure_type.has_places else None,
         "partition_by": f"{definition.partition_kind.upper()}({render_expression(definition.partition)})",
         "splits": readable_splits(record.splits or definition.encoded_splits) or None,
         "partition_slices": list(definition.spread) or None,

@@ -88,7 +88,7 @@ def _entries(projected: Projected, index: IndexRecord, deleted: bool) -> IndexEn
 
 def _why(index: IndexRecord, key: Sequence[Value]) -> str:
     """Why an entry is not looked for by its key, "" when it is."""
-    if index.definition.using == "spatial":
+    if index.definition.structure_type.has_places:
         return "a place is no key to look for"
     if MISSING in key:
         return "a part that is MISSING cannot be looked for"

@@ -71,7 +71,9 @@ class MetadataFeed:
         for gone in self._known - known:
             self._node.control.forget_index(gone)
         self._known = known
-        if not self._ready_for_places and any(one.definition.structure.several for one in catalog.indexes()):
+        if not self._ready_for_places and any(
+            one.definition.structure_type.has_places for one in catalog.indexes()
+        ):
             self._ready_for_places = True
             load_libraries()  # here, and not when the first scan asks
         return True

@@ -23,7 +23,7 @@ from keytide.definition.expression import (
     walk,
 )
 from keytide.definition.render import path_name, render_expression
-from keytide.structure import Structure, StructureName, structure_of
+from keytide.structure import DEFAULT_STRUCTURE, STRUCTURES, Structure, StructureName, structure_of
 from keytide.structure.spatial import GEOGRAPHIC_SRID
 
 PartitionKind = OneOf["hash", "range"]
@@ -138,6 +138,10 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     partition_slices: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
     srid: int | msgspec.UnsetType = msgspec.UNSET
 
+    def __post_init__(self) -> None:
+        if self.using not in STRUCTURES:
+            raise ValueError(f"Invalid enum value {self.using!r}")  # as msgspec says it, which asks
+
     @property
     def spread(self) -> tuple[int, ...]:
         """Of how many slices each partition is; empty when each is one."""
@@ -156,7 +160,12 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     @property
     def using(self) -> StructureName:
         """The name of its structure."""
-        return "btree" if self.structure_name is msgspec.UNSET else self.structure_name
+        return DEFAULT_STRUCTURE if self.structure_name is msgspec.UNSET else self.structure_name
+
+    @property
+    def structure_type(self) -> type[Structure]:
+        """What is true of its structure whatever its key is."""
+        return STRUCTURES[self.using]
 
     @property
     def structure(self) -> Structure:
@@ -171,7 +180,7 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     @property
     def partitioned_by_cell(self) -> bool:
         """Whether an entry's slice follows from its cell, of a spatial index."""
-        return self.using == "spatial" and same(self.partition, CELL)
+        return self.structure_type.has_places and same(self.partition, CELL)
 
     @property
     def splits_itself(self) -> bool:
@@ -193,7 +202,7 @@ class IndexDefinition(msgspec.Struct, frozen=True):
             *(part.expression for part in self.keys),
             *([self.where] if self.where else []),
         ]
-        return self.using == "spatial" or any(
+        return self.structure_type.has_places or any(
             isinstance(node, Relates | DistanceTo) or (isinstance(node, Call) and node.function == "point")
             for one in said
             for node in walk(one)
@@ -269,7 +278,7 @@ class IndexDefinition(msgspec.Struct, frozen=True):
                 f"{self.partition_kind.upper()}(id) puts a document into one slice already",
                 "Leave SUBPARTITION BY out, and say how many slices there are: WITH (slices=n).",
             )
-        if self.using == "spatial" and self.partition_part is not None:
+        if self.structure_type.has_places and self.partition_part is not None:
             return (
                 "a place is no value that entries could be shared out by: it has several cells, and no order",
                 "Write RANGE(cell), which keeps neighbours together, or HASH(id), which spreads them.",

@@ -10,7 +10,7 @@ from sqlglot.tokenizer_core import Token
 
 from keytide.definition.tokens import Cursor
 from keytide.model.hints import did_you_mean
-from keytide.structure import STRUCTURES, StructureName
+from keytide.structure import DEFAULT_STRUCTURE, STRUCTURES, StructureName
 
 _LONGEST: Final = 128
 _INDEX_NAME: Final = re.compile(rf"[A-Za-z_][A-Za-z0-9_.-]{{0,{_LONGEST - 1}}}")
@@ -70,7 +70,7 @@ def keyspace_name(at: Cursor) -> str:
 def structure_name(at: Cursor) -> StructureName:
     """What USING says, if it stands here; a btree if not."""
     if not at.accept("USING"):
-        return "btree"
+        return DEFAULT_STRUCTURE
     for name in STRUCTURES:
         if at.accept(name.upper()):
             return name

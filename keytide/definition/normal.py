@@ -11,6 +11,7 @@ from keytide.definition.expression import DocumentId
 from keytide.definition.index import IndexDefinition
 from keytide.definition.names import free_name
 from keytide.definition.render import render_expression, render_name, render_predicate
+from keytide.structure import DEFAULT_STRUCTURE
 
 _STEM: Final = 100
 """Of an index's name, that another name begins with."""
@@ -27,7 +28,7 @@ def normal_statement(definition: IndexDefinition, *, name_btree: bool = False) -
         render_expression(part.expression) + (" DESC" if part.descending else "") for part in definition.keys
     )
     unique = "UNIQUE " if definition.unique else ""
-    using = "" if definition.using == "btree" and not name_btree else f"USING {definition.using} "
+    using = "" if definition.using == DEFAULT_STRUCTURE and not name_btree else f"USING {definition.using} "
     on = f"ON {render_name(definition.keyspace)} {using}({keys})"
     lines = [f"CREATE {unique}INDEX {render_name(definition.name)} {on}"]
     if definition.include:

@@ -1,4 +1,5 @@
-"""What an index's structure (USING) decides, behind one interface: `btree` and `hash`. Pure.
+"""What an index's structure (USING) decides, behind one interface: `btree`, `hash` and
+`spatial`. Pure.
 
 Theory of operation
 ===================
@@ -13,10 +14,13 @@ commit per timestamp, snapshots, folds, copies, rollback, digests) holds of ever
 * which stretches of entry keys answer a condition, and which canonical keys are meant in them (`selected`,
   `boxed`): the exact filter afterwards;
 * whether entries come in the order of keys (`ordered`), and so ranges, ORDER BY and pages of groups;
-* what a definition may not say (`fault`), and how EXPLAIN names it.
+* whether its keys are values or places (`has_places`);
+* what a definition may not say (`fault`), since which version of the protocol (`since`), and how EXPLAIN
+  names it.
 
-A further structure is one module, and a line in `registry`. `tests/unit/test_structures.py` is the suite that
-each one must pass. (PostgreSQL's access methods, `CREATE INDEX ... USING method`, are the model; the hash
+A further structure is one module, and a line in `registry`: nobody outside this room asks for a name, which
+`tests/unit/test_style.py` sees to. `tests/unit/test_structures.py` is the suite that each one must pass, and
+`tests/unit/test_fourth_structure.py` has one more, end to end. (PostgreSQL's access methods, `CREATE INDEX ... USING method`, are the model; the hash
 structure is theirs with the key kept, so that collisions are told apart without the document.)
 
 Read by every package; changed with what is on disk, so never for an index that exists.
@@ -31,10 +35,13 @@ from keytide.structure.interface import (
     Selected,
     Structure,
     WantedKeys,
+    Wishes,
+    keeps_places,
 )
-from keytide.structure.registry import STRUCTURES, StructureName, structure_of
+from keytide.structure.registry import DEFAULT_STRUCTURE, STRUCTURES, StructureName, structure_of
 
 __all__ = [
+    "DEFAULT_STRUCTURE",
     "MOST_KEYS",
     "STRUCTURES",
     "TOO_MANY_KEYS",
@@ -45,5 +52,7 @@ __all__ = [
     "Structure",
     "StructureName",
     "WantedKeys",
+    "Wishes",
+    "keeps_places",
     "structure_of",
 ]

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar, Self, final
 
 from keytide.collation import Span, equals_span, prefix_span, skip_key, span, successor
 from keytide.collation.layout import INVERTED
 from keytide.model.entry import MAX_KEY_BYTES, pack_value, unpack_value
-from keytide.structure.interface import Box, Boxed, Selected, Values, WantedKeys
+from keytide.model.protocol import FIRST_PROTOCOL
+from keytide.structure.interface import Box, Boxed, Selected, Values, WantedKeys, Wishes
 
 
 @final
@@ -25,15 +26,24 @@ class BTree:
     """
 
     name: ClassVar = "btree"
+    since: ClassVar = FIRST_PROTOCOL
     ordered: ClassVar = True
+    has_places: ClassVar = False
     key_in_value: ClassVar = False
     several: ClassVar = False
     key_limit: ClassVar[int | None] = MAX_KEY_BYTES
+    stored_bytes: ClassVar[int | None] = None
 
     parts: int
     descending: tuple[bool, ...] = ()
 
-    def fault(self) -> tuple[str, str] | None:
+    @classmethod
+    def made(cls, parts: int, descending: tuple[bool, ...], srid: int) -> Self:
+        del srid
+        return cls(parts, descending)
+
+    def fault(self, wishes: Wishes) -> tuple[str, str] | None:
+        del wishes
         return None
 
     def stored(self, keys: Sequence[bytes]) -> list[tuple[bytes, ...]]:

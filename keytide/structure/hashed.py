@@ -21,13 +21,14 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, final
+from typing import ClassVar, Final, Self, final
 
 import xxhash
 
 from keytide.collation import Span, encode_key, successor
 from keytide.collation.layout import TAG_NULL, TAG_OBJECT, decode_length, encode_length
 from keytide.errors import CallerError, InvariantViolationError
+from keytide.model.protocol import OTHER_STRUCTURES
 from keytide.structure.interface import (
     MOST_KEYS,
     TOO_MANY_KEYS,
@@ -37,6 +38,7 @@ from keytide.structure.interface import (
     Selected,
     Values,
     WantedKeys,
+    Wishes,
 )
 from keytide.structure.keyed import KeyedStructure
 
@@ -65,12 +67,21 @@ class Hash(KeyedStructure):
     """
 
     name: ClassVar = "hash"
+    since: ClassVar = OTHER_STRUCTURES
+    has_places: ClassVar = False
     several: ClassVar = False
+    stored_bytes: ClassVar[int | None] = DIGEST_BYTES + len(NO_TIE)
 
     parts: int
     descending: tuple[bool, ...] = ()
 
-    def fault(self) -> tuple[str, str] | None:
+    @classmethod
+    def made(cls, parts: int, descending: tuple[bool, ...], srid: int) -> Self:
+        del srid
+        return cls(parts, descending)
+
+    def fault(self, wishes: Wishes) -> tuple[str, str] | None:
+        del wishes
         if any(self.descending):
             return "a hash index has no order, so no part of its key is DESC", "Leave DESC out."
         return None

@@ -1,10 +1,11 @@
-"""`Structure`: what every structure must be able to say."""
+"""`Structure`: what every structure must be able to say, and `PlaceStructure`: what one does whose keys are
+places."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, Protocol
+from typing import Any, ClassVar, Final, Literal, Protocol, Self, TypeGuard
 
 from keytide.collation import Span, Value
 from keytide.errors import CallerError
@@ -91,23 +92,61 @@ class Boxed:
     depth: int
 
 
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a definition says beside its key that a structure may not go with.
+
+    Attributes:
+        unique: equal keys are a violation.
+        include_missing: documents without the leading key have entries.
+        elements: it has an entry for each element of an array (UNNEST).
+    """
+
+    unique: bool = False
+    include_missing: bool = False
+    elements: bool = False
+
+
 class Structure(Protocol):
     """The structure of one index: made by `structure_of` from its name, and the parts and directions of the
     index's key.
 
+    What follows from the name alone is said by the class (`IndexDefinition.structure_type`).
+
     Attributes:
         name: as USING has it.
-        ordered: entries come in the order of keys.
-        key_in_value: values hold the canonical key, for the entry key does not.
-        several: a canonical key may have several entries, of which a reader wants one.
+        since: the version of the protocol from which on an index may have it (`keytide.model.protocol`).
+        ordered: entries come in the order of keys, so that whatever takes an order is answered. Another
+            structure may refuse it (`NotOrderedError`).
+        has_places: keys are places. It finds them by what they must be like (`WantedKeys.region`) and not by
+            values, finds more than is meant (the exact test is a condition like any other), has a system of
+            coordinates and maps, and may be partitioned by RANGE(cell). Such a one is a `PlaceStructure`.
+        key_in_value: values hold the canonical key, for the stored key is another one.
+        several: a canonical key may have several entries, of which a reader wants one. (The projector makes
+            them of places only, and readers tell the first by its cell: so only one that `has_places` may.)
         key_limit: bytes of the longest canonical key; None for no limit of its own.
+        stored_bytes: how many a stored key has, or nearly every one; None for as many as the canonical key.
     """
 
     name: ClassVar[str]
+    since: ClassVar[int]
     ordered: ClassVar[bool]
+    has_places: ClassVar[bool]
     key_in_value: ClassVar[bool]
     several: ClassVar[bool]
     key_limit: ClassVar[int | None]
+    stored_bytes: ClassVar[int | None]
+
+    @classmethod
+    def made(cls, parts: int, descending: tuple[bool, ...], srid: int) -> Self:
+        """That of an index.
+
+        Args:
+            parts: how many parts its key has.
+            descending: their directions; empty when every part ascends.
+            srid: in which system its coordinates are, if it `has_places`.
+        """
+        ...
 
     @property
     def parts(self) -> int:
@@ -119,7 +158,7 @@ class Structure(Protocol):
         """Their directions; empty when every part ascends."""
         ...
 
-    def fault(self) -> tuple[str, str] | None:
+    def fault(self, wishes: Wishes) -> tuple[str, str] | None:
         """What a definition may not say with this structure: (reason, next step); None when nothing is
         wrong."""
         ...
@@ -194,3 +233,23 @@ class Structure(Protocol):
     def boxed(self, box: Box, most: int) -> Boxed | str:
         """What answers a box, in at most about so many spans; or why nothing does, behind "it"."""
         ...
+
+
+Place = tuple[bytes, bytes, tuple[bytes, ...]]
+"""The canonical key of a document's place, its forms, and the stored keys: one or more, ascending."""
+
+
+class PlaceStructure(Structure, Protocol):
+    """A structure whose keys are places."""
+
+    def indexed_places(self, values: Sequence[Any]) -> list[Place | Exception]:
+        """What of many documents' values is indexed, or why nothing is.
+
+        The errors are those of `encode_part` and `geometry_of`, and what a library of geometry raises.
+        """
+        ...
+
+
+def keeps_places(structure: Structure) -> TypeGuard[PlaceStructure]:
+    """Whether a structure's keys are places."""
+    return structure.has_places

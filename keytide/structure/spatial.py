@@ -25,7 +25,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, ClassVar, Final, final
+from typing import Any, ClassVar, Final, Self, final
 
 import numpy as np
 
@@ -47,7 +47,16 @@ from keytide.geometry import (
 )
 from keytide.geometry.geojson import MOST_COORDINATES
 from keytide.model.entry import PLACED, places_of
-from keytide.structure.interface import Box, Boxed, NotOrderedError, Selected, WantedKeys
+from keytide.model.protocol import PLACES
+from keytide.structure.interface import (
+    Box,
+    Boxed,
+    NotOrderedError,
+    Place,
+    Selected,
+    WantedKeys,
+    Wishes,
+)
 from keytide.structure.keyed import KeyedStructure
 from keytide.structure.point_keys import keys_of_points, plain_points, point_cell_of, points_of, rows_of
 from keytide.structure.ring_keys import rings_of
@@ -69,8 +78,6 @@ _pack_byte: Final = struct.Struct(">BdBB").pack
 _pack_bytes: Final = struct.Struct(">BdBH").pack
 _EXACT: Final = 10
 """Bytes of a whole number whose double is exact: tag, double, how many bytes are left over."""
-Place = tuple[bytes, bytes, tuple[bytes, ...]]
-"""The canonical key of a document's place, its forms, and the stored keys: one or more, ascending."""
 Bounds = tuple[bytes, bytes | None]
 Row = tuple[bytes, bytes]
 
@@ -136,13 +143,35 @@ class Spatial(KeyedStructure):
     """
 
     name: ClassVar = "spatial"
+    since: ClassVar = PLACES
+    has_places: ClassVar = True
     several: ClassVar = True
+    stored_bytes: ClassVar[int | None] = CELL_BYTES
 
     parts: int
     descending: tuple[bool, ...] = ()
     srid: int = GEOGRAPHIC_SRID
 
-    def fault(self) -> tuple[str, str] | None:
+    @classmethod
+    def made(cls, parts: int, descending: tuple[bool, ...], srid: int) -> Self:
+        return cls(parts, descending, srid)
+
+    def fault(self, wishes: Wishes) -> tuple[str, str] | None:
+        if wishes.unique:
+            return (
+                "a spatial index is not UNIQUE: places overlap rather than being equal",
+                "Leave UNIQUE out.",
+            )
+        if wishes.include_missing:
+            return (
+                "a document without a place lies in no cell, so a spatial index leaves it out",
+                "Leave include_missing out.",
+            )
+        if wishes.elements:
+            return (
+                "UNNEST makes an entry of each element, and a spatial index has one place of each document",
+                "Index a GeometryCollection, or a MultiPoint.",
+            )
         if any(self.descending):
             return "places have no order, so the key of a spatial index is not DESC", "Leave DESC out."
         if self.parts != _PART:
@@ -156,10 +185,7 @@ class Spatial(KeyedStructure):
         return list(map(self._stored, keys))
 
     def indexed_places(self, values: Sequence[Any]) -> list[Place | Exception]:
-        """What of many documents' values is indexed, or why nothing is: points together.
-
-        The errors are those of `encode_part` and `geometry_of`, and what a library of geometry raises.
-        """
+        """As `PlaceStructure` has it: points together."""
         frame = frame_of(self.srid)
         are, xs, ys = plain_points(values, frame)
         cells = point_cells(xs, ys, frame).astype(">u8")

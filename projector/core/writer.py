@@ -24,9 +24,10 @@ from keytide.definition.expression import (
 from keytide.definition.index import IndexDefinition
 from keytide.definition.spatial.meaning import distance_to
 from keytide.errors import invariant
+from keytide.structure import keeps_places
 from keytide.structure.point_keys import LENGTH as POINT_BYTES
 from keytide.structure.point_keys import VALUE_HEAD as POINT_HEAD
-from keytide.structure.spatial import Spatial, partition_keys_of
+from keytide.structure.spatial import partition_keys_of
 from projector.core.decoding import attribute_of
 from projector.core.outcomes import (
     LEADING_KEY_MISSING,
@@ -63,7 +64,7 @@ class FunctionWriter:
         whole = len(parts) == 1 and not parts[0].descending and definition.partition_part == 0
         self.partitioned_by_key = whole and not self._structure.key_in_value
         self._stored_bytes = "len(key)"
-        if isinstance(self._structure, Spatial):
+        if keeps_places(self._structure):
             self.constants |= {
                 "places_of": self._structure.indexed_places,
                 "partition_keys_of": partition_keys_of,
@@ -72,16 +73,16 @@ class FunctionWriter:
             }
         elif self._structure.key_in_value:
             self.constants["stored"] = self._structure.stored
-            self._stored_bytes = str(len(self._structure.stored((b"",))[0][0]))
+            self._stored_bytes = str(self._structure.stored_bytes or "len(key)")
 
     def source(self) -> str:
         definition = self._definition
         self._line("def project(ordinals, documents, ids):")
         self._indent = 1
-        values = "[]" if self._structure.several else "{}"
+        values = "[]" if self._structure.has_places else "{}"
         self._line(f"entries, keys, partition_keys, values, skips = [], [], [], {values}, []")
         self._line("where_not_true = leading_key_missing = nothing_to_unnest = 0")
-        if self._structure.several:
+        if self._structure.has_places:
             self._line("found, values_found = [], []")
         self._line("for ordinal, document in zip(ordinals, documents):")
         self._indent = 2
@@ -92,7 +93,7 @@ class FunctionWriter:
             self._line(f"if not {condition}:")
             self._line("    where_not_true += 1")
             self._line("    continue")
-        if self._structure.several:
+        if self._structure.has_places:
             self._entries_of_place()
         elif definition.unnest is None:
             self._one_entry()

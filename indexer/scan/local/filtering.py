@@ -103,7 +103,7 @@ def picked(test: Test | None, entries: Sequence[Entry]) -> Sequence[Entry]:
 
 def entry_test(definition: IndexDefinition, tested: bytes) -> Test:
     """A filter in JSON as a function of (entry key, value). Raises as `bound`."""
-    if definition.structure.several:
+    if definition.structure_type.has_places:
         places, others = parted(definition, _decoded(tested))
         if places:
             rest = conjunction(others) if others else None

@@ -45,7 +45,7 @@ def check(request: ReadMessage | LeaseRequest | Ask | ListAsk, catalog: Catalog)
             raise MalformedRequestError(f"there are {1 << request.bits} buckets, and others are asked for")
         case ListAsk(what="map"):
             record = catalog.index(request.index)
-            if record is not None and record.definition.using != "spatial":
+            if record is not None and not record.definition.structure_type.has_places:
                 raise MalformedRequestError(f"index {request.index} has no geometries")
 
 

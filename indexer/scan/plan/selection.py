@@ -28,7 +28,14 @@ from keytide.definition.index import IndexDefinition
 from keytide.definition.spatial.meaning import query_shape
 from keytide.errors import CallerError, HistoryChangedError, invariant
 from keytide.model.timestamp import Timestamp, smallest
-from keytide.structure import NotOrderedError, Selected, Structure, WantedKeys, structure_of
+from keytide.structure import (
+    DEFAULT_STRUCTURE,
+    NotOrderedError,
+    Selected,
+    Structure,
+    WantedKeys,
+    structure_of,
+)
 from keytide.structure.spatial import GEOGRAPHIC_SRID
 
 
@@ -63,7 +70,7 @@ class Shape:
             definition.slices,
             bool(definition.include),
             Partitioning.of(definition, splits),
-            definition.keys[0].expression if definition.structure.several else None,
+            definition.keys[0].expression if definition.structure_type.has_places else None,
             definition.system,
             definition.partitioned_by_cell,
         )
@@ -214,7 +221,7 @@ def _wanted(one: SpanRequest | Question) -> WantedKeys:
 
 def _values_of(one: SpanRequest | Question, shape: Shape) -> Span:
     """The canonical keys of a stretch, whatever the structure: what slices go by."""
-    return structure_of("btree", shape.parts, shape.descending).selected(_wanted(one)).spans[0]
+    return structure_of(DEFAULT_STRUCTURE, shape.parts, shape.descending).selected(_wanted(one)).spans[0]
 
 
 def slices_of(question: Question, shape: Shape, spans: Sequence[Span] = ()) -> Sequence[int]:

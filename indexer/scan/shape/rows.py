@@ -46,7 +46,7 @@ class RowMaker:
         parts, descending = self._parts, self._descending
         with_key, with_id, with_include = self._key, self._id, self._include
         made: list[dict[str, Any]] = []
-        if self._structure.several:
+        if self._structure.has_places:
             return self._rows_of_places(entries)
         if self._structure.key_in_value:
             entries = itertools.starmap(self._structure.in_full, entries)

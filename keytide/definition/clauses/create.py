@@ -28,6 +28,7 @@ from keytide.definition.render import path_name, render_expression
 from keytide.definition.sql import ExpressionReader
 from keytide.definition.tokens import Cursor
 from keytide.model.hints import did_you_mean
+from keytide.structure import DEFAULT_STRUCTURE, STRUCTURES, Wishes
 from keytide.structure.spatial import GEOGRAPHIC_SRID, PLANAR_SRID
 
 OPTIONS: Final = ("slices", "partitions", "replicas", "defer_build", "include_missing", "auto_split", "srid")
@@ -83,7 +84,7 @@ class CreateReader:
         keys = tuple(self._key(part) for part in at.parenthesised("an expression"))
         clauses = self._clauses()
         by = clauses.partition or PartitionBy(
-            "hash", DocumentId() if using == "spatial" else keys[0].expression
+            "hash", DocumentId() if STRUCTURES[using].has_places else keys[0].expression
         )
         made = partitions_by(at, by, clauses.slices, clauses.partitions)
         clauses.said |= {"partitions"} if made is not None else set()
@@ -111,13 +112,15 @@ class CreateReader:
             partition_kind=by.kind,
             given_splits=by.splits,
             auto_split=True if clauses.auto_split else msgspec.UNSET,
-            structure_name=msgspec.UNSET if using == "btree" else using,
+            structure_name=msgspec.UNSET if using == DEFAULT_STRUCTURE else using,
             srid=0 if clauses.srid is not None and clauses.srid.number == PLANAR_SRID else msgspec.UNSET,
             **slices_of(spread),
         )
         self._validate(definition, columns)
-        self._validate_places(definition, clauses, columns)
-        if wrong := definition.structure.fault():
+        if clauses.srid is not None and not definition.structure_type.has_places:
+            raise at.error("srid goes with USING spatial", clauses.srid.at, next_step="Leave it out.")
+        wishes = Wishes(unique, clauses.include_missing, definition.unnest is not None)
+        if wrong := definition.structure.fault(wishes):
             raise at.error(wrong[0], columns, next_step=wrong[1])
         if fault := definition.partition_fault:
             said = clauses.partition_said if definition.unique or definition.spread else columns
@@ -161,33 +164,6 @@ class CreateReader:
                     columns,
                     next_step="Leave one out.",
                 )
-
-    def _validate_places(self, definition: IndexDefinition, clauses: _Clauses, columns: Token | None) -> None:
-        """What only a spatial index may say, and what it may not."""
-        if definition.using != "spatial":
-            if clauses.srid is not None:
-                raise self._at.error(
-                    "srid goes with USING spatial", clauses.srid.at, next_step="Leave it out."
-                )
-            return
-        if definition.unique:
-            raise self._at.error(
-                "a spatial index is not UNIQUE: places overlap rather than being equal",
-                columns,
-                next_step="Leave UNIQUE out.",
-            )
-        if definition.include_missing:
-            raise self._at.error(
-                "a document without a place lies in no cell, so a spatial index leaves it out",
-                columns,
-                next_step="Leave include_missing out.",
-            )
-        if definition.unnest is not None:
-            raise self._at.error(
-                "UNNEST makes an entry of each element, and a spatial index has one place of each document",
-                columns,
-                next_step="Index a GeometryCollection, or a MultiPoint.",
-            )
 
     # --- clauses ----------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from keytide.query.plan.boxes import MAX_BOXES
 from keytide.query.plan.plan import Candidate, Plan, Refusal, plans
 from keytide.query.plan.similar_names import meant
 from keytide.query.plan.suggest import suggest
+from keytide.structure import DEFAULT_STRUCTURE
 
 
 class NoIndexError(CallerError):
@@ -43,7 +44,7 @@ def choose(
         return found[0], found[1:], refusals
     reasons = {one.index: one.reason for one in refusals}
     # Where an index has another structure, that may be why: so it is said.
-    others = any(one.name in reasons and one.definition.using != "btree" for one in candidates)
+    others = any(one.name in reasons and one.definition.using != DEFAULT_STRUCTURE for one in candidates)
     statement = suggest(select, {*taken, *(one.name for one in candidates)}, name_btree=others)
     told = "; ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()))
     hint = meant(select, [one.definition for one in candidates], keyspaces)

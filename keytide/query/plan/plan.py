@@ -218,7 +218,7 @@ def plan_on(select: Select, candidate: Candidate, condition: Predicate | None = 
     nearest = _nearest(select, definition)
     read = (
         reading_of_places(condition, leading, structure, definition.system, nearest)
-        if structure.several
+        if structure.has_places
         else reading(condition, parts, structure)
     )
     if isinstance(read, str):
@@ -261,7 +261,7 @@ def plan_on(select: Select, candidate: Candidate, condition: Predicate | None = 
 
 def _nearest(select: Select, definition: IndexDefinition) -> DistanceTo | None:
     """The distance that the query's rows are the least of, if the index finds those by itself."""
-    if definition.using != "spatial" or select.grouped or not select.limit or not select.order_by:
+    if not definition.structure_type.has_places or select.grouped or not select.limit or not select.order_by:
         return None
     first = select.order_by[0]
     measured = is_measured(first.value, definition.keys[0].expression, definition.system)

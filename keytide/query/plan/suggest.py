@@ -56,12 +56,13 @@ def suggest(select: Select, taken: Collection[str] = (), *, name_btree: bool = F
     condition = asked_of(select)
     btree = "USING btree " if name_btree else ""
     # By id any query can be answered.
-    ways = [(_keys(select, condition), btree, ""), ([KeyPart(DocumentId())], btree, "")]
+    ways = [(_keys(select, condition), btree, "", MAX_KEY_PARTS)]
+    ways.append(([KeyPart(DocumentId())], btree, "", MAX_KEY_PARTS))
     if (place := _place(condition)) is not None:
-        ways.insert(0, ([KeyPart(place[0])], "USING spatial ", "" if place[1] else " WITH (srid=0)"))
-    for keys, using, options in ways:
+        ways.insert(0, ([KeyPart(place[0])], "USING spatial ", "" if place[1] else " WITH (srid=0)", 1))
+    for keys, using, options, most in ways:
         keys, include = _with_rest(select, condition, keys)
-        if len(keys) > (1 if using == "USING spatial " else MAX_KEY_PARTS):
+        if len(keys) > most:
             continue
         statement = _statement(select, condition, keys, include, taken, using) + options
         parsed = parse_statement(statement)
