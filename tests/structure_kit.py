@@ -1,18 +1,22 @@
-"""Entries as indexes of each structure store them, and digests that are too short to tell keys apart."""
+"""Entries as indexes of each structure store them; documents and conditions that suit a structure, by what
+its interface says of it; and digests that are too short to tell keys apart."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 from unittest import mock
 
 from hypothesis import strategies as st
 
+from keytide.collation import encode_key, encode_part
 from keytide.definition.index import IndexDefinition
-from keytide.model.entry import pack_keyed_value, pack_value
-from keytide.structure import hashed
+from keytide.geometry import QueryShape, geometry_of
+from keytide.model.entry import MAX_KEY_BYTES, pack_keyed_value, pack_value
+from keytide.structure import STRUCTURES, Structure, WantedKeys, hashed, structure_of
 
 Made = tuple[bytes, bytes, bytes | None]
 """(canonical key, forms, included columns as JSON) of one entry."""
@@ -56,6 +60,142 @@ def places(west: float = -180.0, south: float = -90.0, east: float = 180.0, nort
         st.floats(west + 1, east - 1, width=32), st.floats(max(south, -80) + 1, min(north, 80) - 1, width=32)
     ).map(list)
     return st.one_of(point, point, points, st.builds(box, inner, size, size))
+
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A selection, and which keys are meant by it, told without the structure."""
+
+    wanted: WantedKeys
+    means: Callable[[Key], bool]
+
+
+@dataclass(frozen=True)
+class Kit:
+    """What a structure is tried with.
+
+    Attributes:
+        columns: of CREATE INDEX, as many as each key has parts.
+        keys: some different keys of one document.
+        whole: a condition that one key meets, and everything that equals it.
+        conditions: more, around some keys.
+        large: a document whose key is longer than any that a btree takes.
+        no_entry_keys: bytes that no entry key can be.
+        where: a condition of a query that is answered.
+    """
+
+    columns: tuple[str, ...]
+    keys: st.SearchStrategy[list[Key]]
+    whole: Callable[[Key], Condition]
+    conditions: Callable[[list[Key]], st.SearchStrategy[Condition]]
+    large: dict[str, Any]
+    no_entry_keys: tuple[bytes, ...]
+    where: str
+
+    def document(self, key: Key) -> dict[str, Any]:
+        """One that has a key."""
+        return {**dict(zip(self.columns, key, strict=True)), "c": 1}
+
+
+def kit_of(name: str) -> Kit:
+    """That of a structure, by what it says of itself: keys are values or places."""
+    return _OF_PLACES if STRUCTURES[name].has_places else _OF_VALUES
+
+
+@contextmanager
+def registered(structure: type[Structure]) -> Iterator[None]:
+    """There is one more structure."""
+    with mock.patch.dict(STRUCTURES, {structure.name: structure}):  # type: ignore[arg-type]
+        try:
+            yield
+        finally:
+            structure_of.cache_clear()
+
+
+def _equal(key: Key) -> Condition:
+    return Condition(WantedKeys(equals=list(key)), lambda other: encode_key(other) == encode_key(key))
+
+
+def _codes(parts: Sequence[Any]) -> list[bytes]:
+    return [encode_part(part) for part in parts]
+
+
+@st.composite
+def _value_conditions(draw: st.DrawFn, keys: list[Key]) -> Condition:
+    """Leading parts, ranges and prefixes around some keys."""
+    one, other = draw(st.sampled_from(keys)), draw(st.sampled_from(keys))
+    kind = draw(st.sampled_from(["equals", "range", "range", "prefix"]))
+    if kind == "equals":
+        leading = one[: draw(st.integers(1, len(one)))]
+        return Condition(
+            WantedKeys(equals=list(leading)), lambda key: _codes(key)[: len(leading)] == _codes(leading)
+        )
+    if kind == "prefix":
+        begins = draw(st.text(max_size=1))
+        before = one[: draw(st.integers(0, len(one) - 1))]
+        at = len(before)
+        return Condition(
+            WantedKeys(equals=list(before), prefix=begins),
+            lambda key: (
+                _codes(key)[:at] == _codes(before) and isinstance(key[at], str) and key[at].startswith(begins)
+            ),
+        )
+    low = one[: draw(st.integers(0, len(one)))]
+    high = other[: draw(st.integers(0 if low else 1, len(other)))]
+    inclusion: Literal["both", "low", "high", "neither"] = draw(
+        st.sampled_from(["both", "low", "high", "neither"])
+    )
+
+    def between(key: Key) -> bool:
+        codes = _codes(key)
+        above, below = codes[: len(low)], codes[: len(high)]
+        return (
+            not low or above > _codes(low) or (above == _codes(low) and inclusion in ("both", "low"))
+        ) and (not high or below < _codes(high) or (below == _codes(high) and inclusion in ("both", "high")))
+
+    return Condition(WantedKeys(low=list(low) or None, high=list(high) or None, inclusion=inclusion), between)
+
+
+def _meeting(relation: Any, place: Any, metres: float = 0.0) -> Condition:
+    shape = QueryShape(relation, geometry_of(place, "geographic"), metres)
+    return Condition(
+        WantedKeys(region=shape), lambda key: bool(shape.test(geometry_of(key[0], "geographic")))
+    )
+
+
+@st.composite
+def _place_conditions(draw: st.DrawFn, keys: list[Key]) -> Condition:
+    """What meets a place, lies in it, holds it or is near it: one of a key's, or any."""
+    place = draw(st.one_of(st.sampled_from(keys).map(lambda key: key[0]), places()))
+    relation = draw(st.sampled_from(["intersects", "within", "contains", "dwithin"]))
+    return _meeting(relation, place, draw(st.sampled_from([1.0, 1e5])) if relation == "dwithin" else 0.0)
+
+
+_part = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 3), st.sampled_from([0.5, 2.0, 2**60]), st.text(max_size=3)
+)
+_MANY = [[at % 170, at // 170] for at in range(MAX_KEY_BYTES // 8)]
+_OF_VALUES = Kit(
+    columns=("a", "b"),
+    keys=st.lists(st.tuples(_part, _part), min_size=1, max_size=8, unique_by=lambda one: encode_key(one)),
+    whole=_equal,
+    conditions=_value_conditions,
+    large={"a": "x" * 3 * MAX_KEY_BYTES, "b": 1},
+    no_entry_keys=(b"", b"\x30Bos", b"\xff" * 16),
+    where="a = 'x' AND b = 1",
+)
+_OF_PLACES = Kit(
+    columns=("a",),
+    keys=st.lists(st.tuples(places()), min_size=1, max_size=3, unique_by=lambda one: encode_key(one)),
+    whole=lambda key: _meeting("intersects", key[0]),
+    conditions=_place_conditions,
+    large={"a": {"type": "MultiPoint", "coordinates": _MANY}},
+    no_entry_keys=(b"", b"\x30Bos"),  # eight bytes are a cell, whatever they are
+    where="ST_Within(a, ST_MakeEnvelope(1, 1, 2, 2))",
+)
 
 
 @contextmanager

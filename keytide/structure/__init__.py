@@ -19,9 +19,10 @@ commit per timestamp, snapshots, folds, copies, rollback, digests) holds of ever
   names it.
 
 A further structure is one module, and a line in `registry`: nobody outside this room asks for a name, which
-`tests/unit/test_style.py` sees to. `tests/unit/test_structures.py` is the suite that each one must pass, and
-`tests/unit/test_fourth_structure.py` has one more, end to end. (PostgreSQL's access methods, `CREATE INDEX ... USING method`, are the model; the hash
-structure is theirs with the key kept, so that collisions are told apart without the document.)
+`tests/unit/test_style.py` sees to. `tests/structure_suite.py` is the suite that each one must pass, and
+`tests/unit/test_fourth_structure.py` takes one more from end to end; CONTRIBUTING.md goes through it step by
+step. (PostgreSQL's access methods, `CREATE INDEX ... USING method`, are the model; the hash structure is
+theirs with the key kept, so that collisions are told apart without the document.)
 
 Read by every package; changed with what is on disk, so never for an index that exists.
 """

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from keytide.structure import STRUCTURES
 from keytide.wire import messages
 
 _N = TypeVar("_N", bound=ast.AST)
@@ -179,6 +180,63 @@ def test_http_is_spoken_by_few() -> None:
 def test_whoever_speaks_http_is_seen(line: str, tmp_path: Path) -> None:
     (tmp_path / "asks.py").write_text(f"def ask():\n    {line}\n")
     assert http_imports(tmp_path / "asks.py")
+
+
+def structures_asked_for(path: Path) -> list[str]:
+    """Where a module asks whether a structure is a certain one: by its name, or by its class. (`hash` is a
+    kind of partitioning, too.)"""
+    classes = {one.__name__ for one in STRUCTURES.values()}
+    asked: list[ast.AST] = [
+        node
+        for node in nodes(path, ast.ImportFrom)
+        if (node.module or "").startswith("keytide.structure") and classes & {one.name for one in node.names}
+    ]
+    for compared in nodes(path, ast.Compare):
+        sides = [compared.left, *compared.comparators]
+        of_partitions = any(ast.unparse(one).endswith("kind") for one in sides)
+        said = {one.value for side in sides for one in ast.walk(side) if isinstance(one, ast.Constant)}
+        if _names_structure(said - {"hash"} if of_partitions else said):
+            asked.append(compared)
+    asked += [one for one in nodes(path, ast.Dict) if _names_structure({_constant(key) for key in one.keys})]
+    asked += [one for one in nodes(path, ast.MatchValue) if _names_structure({_constant(one.value)})]
+    return [f"{named(path) if path.is_relative_to(ROOT) else path.name}:{one.lineno}" for one in asked]  # type: ignore[attr-defined]
+
+
+def _constant(node: ast.AST | None) -> object:
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def _names_structure(values: set[object]) -> bool:
+    said = {one.strip().lower().removeprefix("using ") for one in values if isinstance(one, str)}
+    return bool(said & STRUCTURES.keys())
+
+
+def test_nobody_asks_for_a_structure_by_name() -> None:
+    """What differs from one to the other, its interface says (ADR 27): so a further one is a module and a
+    line in the registry."""
+    places = [path for path in sources(PRODUCT) if not named(path).startswith("keytide/structure/")]
+    assert [found for path in places for found in structures_asked_for(path)] == []
+    scripts = [(name, text) for name, text in texts() if name.endswith(".js")]
+    assert scripts
+    assert [name for name, text in scripts if re.search(r"structure\s*[!=]==?", text)] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if definition.using == 'spatial': ...",
+        "found = one.structure.name not in ('btree', 'hash')",
+        "if using != 'USING spatial ': ...",
+        "from keytide.structure.spatial import Spatial, frame_of",
+        "most = {'hash': 1, 'btree': 2}[using]",
+        "match using:\n    case 'hash': ...",
+    ],
+)
+def test_whoever_asks_for_a_structure_by_name_is_seen(line: str, tmp_path: Path) -> None:
+    (tmp_path / "asks.py").write_text(line + "\n")
+    assert structures_asked_for(tmp_path / "asks.py")
+    (tmp_path / "may.py").write_text("if at.partition_kind == 'hash' or kind == 'hash': ...\n")
+    assert not structures_asked_for(tmp_path / "may.py")
 
 
 def test_no_file_of_product_code_is_too_long() -> None:

@@ -112,9 +112,8 @@ class _Call:
         index, definition = work.request.span.index, work.definition
         self._tested: Bound | None = None
         self._test: Test | None
-        if (
-            definition.structure_type.has_places
-        ):  # places are tested many at once, not with the columns of a block
+        if definition.structure_type.has_places:
+            # Places are tested many at once, not with the columns of a block.
             self._test = _filters.test(index, definition, shape)
         else:
             self._tested = _conditions.of(index, definition, shape.filter)

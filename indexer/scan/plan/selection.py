@@ -28,14 +28,7 @@ from keytide.definition.index import IndexDefinition
 from keytide.definition.spatial.meaning import query_shape
 from keytide.errors import CallerError, HistoryChangedError, invariant
 from keytide.model.timestamp import Timestamp, smallest
-from keytide.structure import (
-    DEFAULT_STRUCTURE,
-    NotOrderedError,
-    Selected,
-    Structure,
-    WantedKeys,
-    structure_of,
-)
+from keytide.structure import NotOrderedError, Selected, Structure, WantedKeys, structure_of
 from keytide.structure.spatial import GEOGRAPHIC_SRID
 
 
@@ -221,7 +214,7 @@ def _wanted(one: SpanRequest | Question) -> WantedKeys:
 
 def _values_of(one: SpanRequest | Question, shape: Shape) -> Span:
     """The canonical keys of a stretch, whatever the structure: what slices go by."""
-    return structure_of(DEFAULT_STRUCTURE, shape.parts, shape.descending).selected(_wanted(one)).spans[0]
+    return structure_of("btree", shape.parts, shape.descending).selected(_wanted(one)).spans[0]
 
 
 def slices_of(question: Question, shape: Shape, spans: Sequence[Span] = ()) -> Sequence[int]:
