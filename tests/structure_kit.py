@@ -108,7 +108,7 @@ def kit_of(name: str) -> Kit:
 @contextmanager
 def registered(structure: type[Structure]) -> Iterator[None]:
     """There is one more structure."""
-    with mock.patch.dict(STRUCTURES, {structure.name: structure}):  # type: ignore[arg-type]
+    with mock.patch.dict(STRUCTURES, {structure.name: structure}):
         try:
             yield
         finally:

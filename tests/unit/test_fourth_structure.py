@@ -140,7 +140,7 @@ def test_an_index_with_an_order_goes_before_it_and_it_is_said_why() -> None:
 def test_what_takes_places_is_refused() -> None:
     asked = Asked(STATEMENT)
     with pytest.raises(CallerError, match="only a spatial index answers `near`"):
-        asked.scan(near=Near(point=(1.0, 2.0), metres=3.0))
+        asked.scan(near=Near(point=[1.0, 2.0], metres=3.0))
     with pytest.raises(CallerError, match="is USING backwards, and has no map"):
         asks(asked.world.index("by_age"), 10, ["n0"] * 3)
     with pytest.raises(InvalidStatementError, match="srid goes with USING spatial"):

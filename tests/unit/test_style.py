@@ -10,7 +10,7 @@ import ast
 import gc
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -206,7 +206,7 @@ def _constant(node: ast.AST | None) -> object:
     return node.value if isinstance(node, ast.Constant) else None
 
 
-def _names_structure(values: set[object]) -> bool:
+def _names_structure(values: Collection[object]) -> bool:
     said = {one.strip().lower().removeprefix("using ") for one in values if isinstance(one, str)}
     return bool(said & STRUCTURES.keys())
 
