@@ -66,6 +66,6 @@ class KafkaBrokers:
     def stop(self) -> None:
         """Stop all in order, at once."""
         for broker in self.all:
-            broker.ask_to_stop()
+            broker.ask_to_end()
         for broker in self.all:
             broker.stop()

@@ -336,7 +336,7 @@ class LocalCluster:
                     except KeytideError as error:  # its disk is full, say: it is tried again
                         self._say(error.message)
 
-    def _parts(self) -> Iterator[tuple[str, EmbeddedKafka | ChildProcess]]:
+    def _parts(self) -> Iterator[tuple[str, ChildProcess]]:
         yield from ((broker.name, broker) for broker in self.brokers)
         yield from self.services.items()
 

@@ -22,7 +22,7 @@ from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._metadata import ClusterMetadata
 from confluent_kafka.admin._resource import ResourceType
 
-from deploy.jars import broker_classpath, spark_jars
+from deploy.jars import jars_of
 from deploy.java import find_java
 from keytide.cli.admin import LEADS, NO_ANSWER, Admin, tls_authority
 from keytide.cli.data_folder import read_state, running_pid
@@ -82,8 +82,8 @@ def last_word(findings: list[Finding]) -> str:
 def examine(kafka: str | None, data_dir: Path) -> Iterator[Finding]:
     """All checks, cheap ones first."""
     yield _guarded("Java", lambda: f"{(java := find_java()).path}, version {java.version}")
-    yield _guarded("Kafka broker jars", lambda: f"{len(broker_classpath())} jars")
-    yield _guarded("Spark connector jars", lambda: f"{len(spark_jars())} jars")
+    yield _guarded("Kafka broker jars", lambda: f"{len(jars_of('broker'))} jars")
+    yield _guarded("Spark connector jars", lambda: f"{len(jars_of('spark'))} jars")
     yield _disk(data_dir)
     state = read_state(data_dir)
     pid = running_pid(data_dir)

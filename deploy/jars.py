@@ -84,26 +84,6 @@ class JavaParts:
 OURS = JavaParts(IVY_FILE, CONFIGURATIONS, "Kafka broker, Spark's Kafka connector", 55)
 
 
-def broker_classpath() -> list[Path]:
-    """The jars that a Kafka broker runs on, fetched at the first call.
-
-    Raises:
-        JavaError: no usable Java to fetch them with.
-        JarsError: the download failed.
-    """
-    return jars_of("broker")
-
-
-def spark_jars() -> list[Path]:
-    """The jars of Spark's Kafka connector, for `spark.jars`; fetched and failing as in `broker_classpath`."""
-    return jars_of("spark")
-
-
-def replacement_jars() -> list[Path]:
-    """Jars that take the place of those of the same names inside pyspark; as `broker_classpath`."""
-    return jars_of("replacements")
-
-
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
     """Where downloads are kept between checkouts."""
     env = os.environ if environ is None else environ
@@ -146,7 +126,16 @@ def is_complete(folder: Path, parts: JavaParts = OURS) -> bool:
 
 
 def jars_of(configuration: str, parts: JavaParts = OURS) -> list[Path]:
-    """The jars of one configuration; fetched and failing as in `broker_classpath`."""
+    """The jars of one configuration, fetched at the first call.
+
+    Args:
+        configuration: `broker`, which a Kafka broker runs on; `spark`, Spark's Kafka connector, for
+            `spark.jars`; `replacements`, for those of the same names inside pyspark.
+
+    Raises:
+        JavaError: no usable Java to fetch them with.
+        JarsError: the download failed.
+    """
     folder = fetch(parts)
     return [folder / configuration / jar for jar in sorted(_manifest(folder)[configuration])]
 

@@ -38,7 +38,7 @@ from typing import Any, Self
 
 from confluent_kafka import KafkaException
 
-from deploy.jars import broker_classpath
+from deploy.jars import jars_of
 from deploy.java import find_java
 from deploy.process import ChildDiedError, ChildProcess, free_ports, is_free
 from keytide.errors import CallerError, KeytideError
@@ -109,8 +109,8 @@ class BrokerPlace:
     cluster_id: str
 
 
-class EmbeddedKafka:
-    """A Kafka broker on 127.0.0.1.
+class EmbeddedKafka(ChildProcess):
+    """A Kafka broker on 127.0.0.1. `start` brings it back on the same port and data, also after `kill`.
 
     Args:
         data_dir: its folder, kept; None for a temporary one, removed by `stop`.
@@ -125,14 +125,12 @@ class EmbeddedKafka:
     place: BrokerPlace | None = None
 
     def __init__(self, data_dir: Path | None = None, port: int = 0, name: str = "kafka") -> None:
-        self.name = name
         self._temporary = data_dir is None
         self.data_dir = (data_dir or Path(tempfile.mkdtemp(prefix="keytide-kafka-"))).resolve()
         self.log_dir = self.data_dir / "logs"
         self._wanted_port = port
         self._port = port
-        self._child = ChildProcess("Kafka broker", [], log=self.log_dir / "kafka.out")
-        self.log = self._child.log
+        super().__init__(name, [], log=self.log_dir / "kafka.out")
 
     @property
     def port(self) -> int:
@@ -143,25 +141,6 @@ class EmbeddedKafka:
     def bootstrap(self) -> str:
         """What goes into `bootstrap.servers`."""
         return f"127.0.0.1:{self._port}"
-
-    @property
-    def pid(self) -> int:
-        """The JVM's process id.
-
-        Raises:
-            CallerError: if it was never started.
-        """
-        return self._child.pid
-
-    @property
-    def running(self) -> bool:
-        """Whether the JVM is alive."""
-        return self._child.running
-
-    @property
-    def returncode(self) -> int | None:
-        """The JVM's exit status; None while it runs or when it was never started."""
-        return self._child.returncode
 
     def start(self) -> Self:
         """Start it and wait until it answers; formats the folder and fetches the jars the first time. One of
@@ -180,8 +159,8 @@ class EmbeddedKafka:
     def launch(self) -> None:
         """Start it, and do not wait. Raises as `start`."""
         if self.running:
-            raise CallerError(f"The broker runs already, as process {self.pid}.")
-        java, classpath = find_java(), ":".join(map(str, broker_classpath()))
+            raise CallerError(f"{self.name} runs already, as process {self.pid}.")
+        java, classpath = find_java(), ":".join(map(str, jars_of("broker")))
         self.log_dir.mkdir(parents=True, exist_ok=True)
         state = self._read_state()
         self._port = self._choose_port(int(state.get("port", 0)))
@@ -190,8 +169,8 @@ class EmbeddedKafka:
         command = [str(java.path), "-cp", classpath, f"-Dlog4j2.configurationFile=file:{log4j}"]
         self._format(command, config, str(state["cluster_id"]))
         options = jvm_options(several=self.place is not None)
-        self._child.argv = [*command, *options, "kafka.Kafka", str(config)]
-        self._child.start()
+        self.argv = [*command, *options, "kafka.Kafka", str(config)]
+        super().start()
 
     def wait_ready(self) -> None:
         """Wait until it answers.
@@ -201,32 +180,21 @@ class EmbeddedKafka:
             NotReadyError: it did not answer in time (it is stopped).
         """
         try:
-            self._child.wait_until(self._answers, START_LIMIT_S, f"answered on {self.bootstrap}")
+            self.wait_until(self._answers, START_LIMIT_S, f"answered on {self.bootstrap}")
         except KeytideError:
-            self._child.kill()
+            self.kill()
             raise
-
-    def ask_to_stop(self) -> None:
-        """Ask it to stop in order, and do not wait: `stop` does."""
-        self._child.ask_to_end()
 
     def stop(self) -> None:
         """Stop it in order (kill it after 20 s), and remove a temporary folder."""
-        self._child.terminate(STOP_LIMIT_S)
+        self.terminate(STOP_LIMIT_S)
         if self._temporary:
             shutil.rmtree(self.data_dir, ignore_errors=True)
 
-    def kill(self) -> None:
-        """End it as a power failure would (SIGKILL); `start` brings it back on the same port and data."""
-        self._child.kill()
-
     def restart(self) -> None:
         """Stop it in order if it runs, and start it on the same port and data."""
-        self._child.terminate(STOP_LIMIT_S)
+        self.terminate(STOP_LIMIT_S)
         self.start()
-
-    def __enter__(self) -> Self:
-        return self if self.running else self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

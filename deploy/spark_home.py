@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from deploy.jars import cache_folder, pyspark_jars, replacement_jars, spark_jars
+from deploy.jars import cache_folder, jars_of, pyspark_jars
 from keytide.errors import KeytideError
 from streaming.spark.session import JARS_VARIABLE
 
@@ -64,8 +64,8 @@ def spark_home() -> Path:
     Raises:
         JavaError, JarsError: the replacements are not to be had.
     """
-    jars = sorted(jars_of_drivers(pyspark_jars(), replacement_jars()))
-    package = _package()
+    jars = sorted(jars_of_drivers(pyspark_jars(), jars_of("replacements")))
+    package = pyspark_jars()[0].parent.parent
     folder = cache_folder() / "spark" / _digest([package, *jars])
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def spark_environment() -> dict[str, str]:
     """What a Spark driver is given as environment variables: Spark's home, unless there is one, and its Kafka
     connector; raises as `spark_home`."""
     home = os.environ.get("SPARK_HOME") or str(spark_home())
-    return {"SPARK_HOME": home, JARS_VARIABLE: ",".join(map(str, spark_jars()))}
+    return {"SPARK_HOME": home, JARS_VARIABLE: ",".join(map(str, jars_of("spark")))}
 
 
 def jars_of_drivers(bundled: Iterable[Path], replacements: Iterable[Path]) -> list[Path]:
@@ -104,10 +104,6 @@ def artifact(jar: Path) -> str:
     """The name of a jar without its version: `netty-common` of `netty-common-4.1.118.Final.jar`."""
     versioned = re.match(r"(.+)-\d+\.\d", jar.stem)  # the last one: there is a `log4j-1.2-api`
     return versioned[1] if versioned else jar.stem
-
-
-def _package() -> Path:
-    return pyspark_jars()[0].parent.parent
 
 
 def _link(home: Path, package: Path, jars: Iterable[Path]) -> None:

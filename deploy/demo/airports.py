@@ -9,16 +9,31 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import pandas
 
-from deploy.demo.change import Change
 from keytide.errors import ConfigurationError
 
 KEYSPACE: Final = "airports"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One write of a document.
+
+    Attributes:
+        at: local time of the event, minutes since 2013-01-01 00:00; events are replayed in this order.
+        id: the document id, e.g. `2013-01-01/UA1545/EWR/0`, or an airport's.
+        value: the document as JSON.
+    """
+
+    at: int
+    id: str
+    value: bytes
 
 
 def data_file(name: str) -> Path:

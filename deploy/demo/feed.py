@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from kafka import KafkaProducer
 
-from deploy.demo.change import Change
+from deploy.demo.airports import Change
 from keytide.process.worker import Worker
 
 _CHECK_EVERY = 500

@@ -16,8 +16,7 @@ from typing import Any
 
 import pandas
 
-from deploy.demo.airports import data_file, points
-from deploy.demo.change import Change
+from deploy.demo.airports import Change, data_file, points
 
 _EPOCH = datetime(2013, 1, 1)
 

@@ -129,12 +129,8 @@ def differences(index: str, state: Mapping[str, bytes], found: list[Row]) -> lis
         found = sorted(found, key=expectation.order)
     if expected == found:
         return []
-    want, have = {_text(row) for row in expected}, {_text(row) for row in found}
+    want, have = set(map(json.dumps, expected)), set(map(json.dumps, found))
     said = [f"missing {text}" for text in sorted(want - have)[:5]] + [
         f"extra {text}" for text in sorted(have - want)[:5]
     ]
     return said or ["the same rows in another order"]
-
-
-def _text(row: Row) -> str:
-    return json.dumps(row)

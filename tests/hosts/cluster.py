@@ -17,7 +17,7 @@ from typing import Final, Self
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from deploy.jars import broker_classpath
+from deploy.jars import jars_of
 from deploy.java import find_java
 from deploy.kafka import _LOG4J, MESSAGE_MAX_BYTES, new_cluster_id
 from deploy.probes import answers
@@ -247,7 +247,7 @@ class HostCluster:
         config, log4j = folder / "server.properties", folder / "log4j2.xml"
         config.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
         log4j.write_text(_LOG4J.format(logs=logs / f"kafka-{number}"))
-        classpath = ":".join(map(str, broker_classpath()))
+        classpath = ":".join(map(str, jars_of("broker")))
         java = [str(find_java().path), "-cp", classpath, f"-Dlog4j2.configurationFile=file:{log4j}"]
         tool = [*java, "-Xmx128m", "kafka.tools.StorageTool", "format", "--ignore-formatted"]
         self.services[f"kafka-{number}"] = ChildProcess(

@@ -18,7 +18,7 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from deploy.jars import broker_classpath
+from deploy.jars import jars_of
 from deploy.java import find_java
 from deploy.kafka import _LOG4J, MESSAGE_MAX_BYTES, new_cluster_id
 from deploy.process import ChildProcess, free_ports
@@ -92,7 +92,7 @@ class ThreeBrokers:
         lines = {**(self._of_controller() if node == CONTROLLER else self._of_broker(node)), **self._settings}
         config.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
         log4j.write_text(_LOG4J.format(logs=folder / "logs"))
-        java, classpath = find_java(), ":".join(map(str, broker_classpath()))
+        java, classpath = find_java(), ":".join(map(str, jars_of("broker")))
         command = [str(java.path), "-cp", classpath, f"-Dlog4j2.configurationFile=file:{log4j}"]
         tool = [*command, "-Xmx128m", "kafka.tools.StorageTool", "format", "--ignore-formatted"]
         formatting = ChildProcess(

@@ -49,7 +49,7 @@ def test_the_folder_has_all_of_pyspark_and_fits_its_jars_only(
     newer.touch()
     monkeypatch.setenv("KEYTIDE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "pyspark_jars", lambda: sorted((package / "jars").glob("*.jar")))
-    monkeypatch.setattr(module, "replacement_jars", lambda: [newer])
+    monkeypatch.setattr(module, "jars_of", lambda _: [newer])
     home = spark_home()
     assert home == spark_home()
     assert (home / "bin").resolve() == package / "bin"
@@ -64,7 +64,7 @@ def test_a_folder_goes_when_it_was_not_used_for_long_and_not_while_another_insta
     jars = tmp_path / "pyspark" / "jars"
     jars.mkdir(parents=True)
     monkeypatch.setenv("KEYTIDE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(module, "replacement_jars", list)
+    monkeypatch.setattr(module, "jars_of", lambda _: [])
 
     def home_of(version: int) -> Path:
         jar = jars / f"spark-core-{version}.0.jar"
