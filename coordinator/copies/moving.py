@@ -22,6 +22,7 @@ from coordinator.copies.leaving import LeavingCopies
 from coordinator.copies.reports import CopyReports, Slice
 from coordinator.core.instructions import Instruction, Note
 from coordinator.core.nodes import HeardNodes
+from coordinator.jobs.registry import NoSuchJobError
 from keytide.catalog.copies import CopyRecord, Move, RebalanceRecord
 from keytide.catalog.records import IndexRecord, NodeRecord
 from keytide.errors import CallerError, RetryableError
@@ -40,13 +41,6 @@ class NoSuchNodeError(CallerError):
     """No indexer node has that name."""
 
     problem_type = "node-not-found"
-    status = 404
-
-
-class NoSuchRebalanceError(CallerError):
-    """No rebalance has that id."""
-
-    problem_type = "job-not-found"
     status = 404
 
 
@@ -194,11 +188,11 @@ class Moves:
         """A rebalance.
 
         Raises:
-            NoSuchRebalanceError: there is none of that id.
+            NoSuchJobError: there is none of that id.
         """
         known = self._dictionary.catalog.records.get(f"rebalance/{id_}")
         if not isinstance(known, RebalanceRecord):
-            raise NoSuchRebalanceError(
+            raise NoSuchJobError(
                 f"there is no rebalance {id_!r}", next_step="`keytide job list` shows what there is"
             )
         return known
@@ -207,7 +201,7 @@ class Moves:
         """End a rebalance: moves that are not done are given up, those that are stay.
 
         Raises:
-            NoSuchRebalanceError: there is none of that id.
+            NoSuchJobError: there is none of that id.
             ConflictError: it is over.
         """
         record = self.find(id_)

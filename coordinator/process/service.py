@@ -363,7 +363,9 @@ class CoordinatorService:
                 case AskWritten():
                     self._load_requests.put(instruction)
                 case _:
-                    if isinstance(instruction, Write) and _rolls_back(instruction):
+                    if isinstance(instruction, Write) and any(
+                        isinstance(record, RollbackRecord) for _, record in instruction.records
+                    ):
                         reach("coordinator-rollback-decided")
                     self._executor.put(instruction)
 
@@ -394,7 +396,3 @@ class CoordinatorService:
         except (KafkaException, BufferError) as error:
             if isinstance(message, StabilityTimestamp):
                 self._inbox.append(IssueFailed(message, str(error), now_ms()))
-
-
-def _rolls_back(write: Write) -> bool:
-    return any(isinstance(record, RollbackRecord) for _, record in write.records)

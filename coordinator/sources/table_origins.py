@@ -20,9 +20,6 @@ not hold any more, the rebuild fails and says why.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
-
-import msgspec
 
 from coordinator.core.source_status import SourceStatus
 from keytide.catalog.catalog import Catalog
@@ -126,8 +123,3 @@ def origin_of(catalog: Catalog, index: IndexRecord) -> TableOrigin | None:
     build, keyspace = catalog.build(index.build or ""), catalog.keyspace(index.keyspace)
     origin = build.origin if build else None
     return origin if origin and keyspace and origin.topic_id == keyspace.topic_id else None
-
-
-def origin_json(origin: TableOrigin | None) -> dict[str, Any] | None:
-    """An origin as JSON."""
-    return None if origin is None else msgspec.to_builtins(origin, str_keys=True)

@@ -173,10 +173,11 @@ def _parted(index: IndexRecord, statement: SplitPartition) -> IndexDefinition:
     present = _present(index)
     _check_number(index, number)
     if not statement.at:
+        first = Partitioning.of(index.definition, index.splits).starts[number]
         raise _refused(
             f"it is not known where half of what is written to partition {number} of index {index.name} lies",
             f"say where to part it: ALTER INDEX {name} SPLIT PARTITION {number} AT (value); "
-            f"`keytide index load {index.name} --slice {_first_slice(index, number)}` shows values that are "
+            f"`keytide index load {index.name} --slice {first}` shows values that are "
             "written to it",
         )
     values = [encode_part(value.value) for value in statement.at]
@@ -243,10 +244,6 @@ def _check_number(index: IndexRecord, number: int) -> None:
             f"index {index.name} has no partition {number}",
             f"its partitions are 0 to {last}: `keytide index show {index.name}` has them",
         )
-
-
-def _first_slice(index: IndexRecord, partition: int) -> int:
-    return Partitioning.of(index.definition, index.splits).starts[partition]
 
 
 def _check_values(index: IndexRecord, number: int) -> None:

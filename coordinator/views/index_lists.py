@@ -6,13 +6,15 @@ import base64
 import binascii
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from coordinator.unique.violations import key_values
+from coordinator.views.loads import by_node
 from keytide.catalog.records import IndexRecord
 from keytide.catalog.violated import Violated
 from keytide.errors import CallerError
-from keytide.wire.index_lists import ListAsk, ListPage, SkippedLine
+from keytide.wire.index_lists import ListAsk, ListPage
 from keytide.wire.messages import SliceStatus, UniqueViolation
 
 Document = dict[str, Any]
@@ -37,11 +39,8 @@ def asks(
     Raises:
         BadPageError: that is no such token.
     """
-    slices: dict[str, list[int]] = {}
-    for number, node in enumerate(nodes):
-        slices.setdefault(node, []).append(number)
     found: list[tuple[str, ListAsk]] = []
-    for node, numbers in sorted(slices.items()):
+    for node, numbers in by_node(range(len(nodes)), nodes):
         if what == "skipped":
             after = None if page is None else _place(page)
             ask = ListAsk("skipped", index.id, numbers, limit, after, reasons=page is None)
@@ -60,7 +59,7 @@ def skipped(index: IndexRecord, pages: Sequence[ListPage], limit: int, first: bo
         first: it is the first page, which counts by reason.
         total: lines in all slices.
     """
-    lines = sorted((line for page in pages for line in page.lines), key=_place_of)
+    lines = sorted((line for page in pages for line in page.lines), key=attrgetter("partition", "offset"))
     more = len(lines) > limit or any(page.more for page in pages)
     lines = lines[:limit]
     reasons: Counter[str] = Counter()
@@ -151,10 +150,6 @@ def _violation(index: IndexRecord, one: UniqueViolation) -> Document:
         ],
         "more": one.more,
     }
-
-
-def _place_of(line: SkippedLine) -> tuple[int, int]:
-    return line.partition, line.offset
 
 
 def _text(docid: bytes) -> str:

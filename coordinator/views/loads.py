@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from coordinator.core.slice_loads import Hot
@@ -72,10 +72,15 @@ def asks(index: IndexRecord, slices: Sequence[int], nodes: Sequence[str]) -> lis
     Args:
         nodes: of each slice of the index the one to ask.
     """
-    by_node: dict[str, list[int]] = {}
+    return [(node, ListAsk("load", index.id, numbers, 0)) for node, numbers in by_node(slices, nodes)]
+
+
+def by_node(slices: Iterable[int], nodes: Sequence[str]) -> list[tuple[str, list[int]]]:
+    """Some slices by the node that is asked for them; `nodes`: of each slice of the index the one to ask."""
+    found: dict[str, list[int]] = {}
     for number in slices:
-        by_node.setdefault(nodes[number], []).append(number)
-    return [(node, ListAsk("load", index.id, numbers, 0)) for node, numbers in sorted(by_node.items())]
+        found.setdefault(nodes[number], []).append(number)
+    return sorted(found.items())
 
 
 def load(leader: Leader, index: IndexRecord, written: Sequence[WrittenSlice]) -> Document:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from coordinator.views.loads import by_node
 from keytide.catalog.records import IndexRecord
 from keytide.errors import CallerError
 from keytide.wire.index_lists import ListAsk, ListPage
@@ -26,12 +27,9 @@ def asks(index: IndexRecord, limit: int, nodes: Sequence[str]) -> list[tuple[str
             status=422,
             next_step="ask for that of an index USING spatial",
         )
-    by_node: dict[str, list[int]] = {}
-    for number, node in enumerate(nodes):
-        by_node.setdefault(node, []).append(number)
     return [
         (node, ListAsk("map", index.id, slices, -(-limit * len(slices) // len(nodes))))
-        for node, slices in sorted(by_node.items())
+        for node, slices in by_node(range(len(nodes)), nodes)
     ]
 
 

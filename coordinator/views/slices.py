@@ -98,13 +98,9 @@ def representatives(leader: Leader, index: IndexRecord) -> list[HeardCopy | None
     found: list[HeardCopy | None] = []
     for number in range(index.slices if index.placement else 0):
         heard = [one for one in counted(leader, index, number) if one.status is not None]
-        found.append(min(heard, key=_rank, default=None))
+        # (Smaller ones say more of their slice.)
+        found.append(min(heard, key=lambda one: (one.lost, not one.live, not one.serves), default=None))
     return found
-
-
-def _rank(copy: HeardCopy) -> tuple[bool, bool, bool]:
-    """Smaller ones say more of their slice."""
-    return copy.lost, not copy.live, not copy.serves
 
 
 def slice_statuses(leader: Leader, index: IndexRecord) -> list[SliceStatus | None]:

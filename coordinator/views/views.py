@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from coordinator.builds.phases import percent_done
 from coordinator.builds.registry import FINAL
 from coordinator.leader import Leader
 from coordinator.rollback.rollback import in_words
 from coordinator.sources.source_checks import target
-from coordinator.sources.table_origins import origin_json
 from coordinator.stability.stream import StabilityStream
 from coordinator.views import absent_nodes, loads
 from coordinator.views.copies import drain_state
@@ -205,7 +206,7 @@ def build(leader: Leader, record: BuildRecord, now: int) -> Document:
         "earliest": _timestamp(record.earliest),
         "left_out": _by_name(leader, record, record.left_out),
         "skipped": _by_name(leader, record, record.skipped),
-        "origin": origin_json(record.origin),
+        "origin": msgspec.to_builtins(record.origin, str_keys=True),
         "seed": record.seed or None,
         "engine": record.engine or None,
         "verify": "full" if record.verify_full else record.verify,

@@ -7,8 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.catalog.registry import ConflictError
-from coordinator.copies.moving import Moves, NoSuchNodeError, NoSuchRebalanceError
+from coordinator.copies.moving import Moves, NoSuchNodeError
 from coordinator.core.instructions import Instruction
+from coordinator.jobs.registry import NoSuchJobError
 from coordinator.leader import Leader
 from keytide.catalog.copies import Move, RebalanceRecord, RebalanceState
 from keytide.catalog.records import NodeRecord
@@ -76,7 +77,7 @@ class MovesDouble:
         for one in self._dictionary.catalog.rebalances():
             if one.id == id_:
                 return one
-        raise NoSuchRebalanceError(f"there is no rebalance {id_}")
+        raise NoSuchJobError(f"there is no rebalance {id_}")
 
     def cancel(self, id_: str, now: int) -> tuple[RebalanceRecord, list[Instruction]]:
         record = self.find(id_)

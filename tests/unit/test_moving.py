@@ -9,7 +9,8 @@ from msgspec import structs
 
 from coordinator.catalog.registry import ConflictError
 from coordinator.copies.balancing import Sketch
-from coordinator.copies.moving import KEPT, Moves, NoSuchNodeError, NoSuchRebalanceError
+from coordinator.copies.moving import KEPT, Moves, NoSuchNodeError
+from coordinator.jobs.registry import NoSuchJobError
 from keytide.catalog.copies import CopyRecord, Move, RebalanceRecord
 from keytide.errors import RetryableError
 from tests.unit.copies_world import INDEX, LIMITS, CopiesWorld
@@ -279,7 +280,7 @@ def test_a_rebalance_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert world.index("by_city").placement == [["n3"], ["n1"]]
     with pytest.raises(ConflictError, match="it is CANCELLED"):
         moves(world).cancel(id_, world.now)
-    with pytest.raises(NoSuchRebalanceError):
+    with pytest.raises(NoSuchJobError):
         moves(world).cancel("rebalance-0", world.now)
 
 
