@@ -197,23 +197,18 @@ class Membership:
     # --- work between reads
 
     def work(self) -> None:
-        """Perform what waits for Kafka's answer. Cheap when nothing does."""
-        if self._activations:
-            self._activate()
+        """Perform what waits for Kafka's answer: fenced commits that carry the new version (R13), of all
+        partitions that are ready, and look-ups. Cheap when nothing does."""
+        activations, self._activations = self._activations, []
+        if activations:
+            reach("projector-before-commit")
+            self.source.commit([self._place(commit) for commit in activations], wait=True)
         self.look_ups.work()
 
     def doubt(self, key: Key, epoch: int, why: str, bare: int = -1) -> None:
         """Read nothing more of a partition until its place is found to be on the log (`Doubted`)."""
         log.info("%s is looked at before it is read on: %s", key, why)
         self.handle(Doubted(key, epoch, bare))
-
-    def _activate(self) -> None:
-        """Fenced commits that carry the new version (R13), of all partitions that are ready, and their
-        answers."""
-        activations, self._activations = self._activations, []
-        if activations:
-            reach("projector-before-commit")
-            self.source.commit([self._place(commit) for commit in activations], wait=True)
 
     # --- commits
 

@@ -29,7 +29,6 @@ from threading import Event as Flag
 
 from confluent_kafka import KafkaException
 
-from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import IndexRecord
 from keytide.kafka.admin import KafkaUnavailableError
 from keytide.kafka.broker_watch import BrokerWatch
@@ -387,8 +386,4 @@ class Projector:
             self._sender.drop(index)
             self._learn()
         self._reporter.progress(catalog, self._members, self._pipeline, force=True)
-        self._show(catalog)
-
-    def _show(self, catalog: Catalog) -> None:
-        """Bring Prometheus up to date."""
         self._reporter.metrics(catalog, self._pipeline, self._tracker)

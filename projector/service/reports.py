@@ -48,6 +48,8 @@ PARTITIONS = Gauge("keytide_projector_partitions", "source partitions owned", ["
 RESETS = Metric("keytide_projector_resets", "times that a failed send or commit made it send again")
 SUSPENDED = Gauge("keytide_projector_suspended_indexes", "indexes with a queue that takes nothing (R18)")
 
+Report = Progress | Activated | HistoryLost
+
 PROGRESS_INTERVAL_S = 0.002
 POLL_S = 1.0
 """At least so often delivery reports are heard."""
@@ -107,7 +109,8 @@ class ProjectorReporter:
             self._polled_at = now
             self._producer.poll()
 
-    def _send(self, value: bytes) -> None:
+    def _send(self, message: Report) -> None:
+        value = encode(message)
         try:
             self._producer.produce(self._topic, value, key=self._projector, on_delivery=self._delivered)
         except BufferError:
@@ -149,17 +152,15 @@ class ProjectorReporter:
             self.due = now + PROGRESS_INTERVAL_S
             skipped = {index.id: dict(pipeline.outcomes[index.id]) for index in catalog.indexes(keyspace)}
             self._send(
-                encode(
-                    Progress(
-                        keyspace,
-                        self._projector,
-                        record.topic_id,
-                        record.incarnation,
-                        lines,
-                        pipeline.documents[keyspace],
-                        skipped,
-                        SPOKEN,
-                    )
+                Progress(
+                    keyspace,
+                    self._projector,
+                    record.topic_id,
+                    record.incarnation,
+                    lines,
+                    pipeline.documents[keyspace],
+                    skipped,
+                    SPOKEN,
                 )
             )
             LAG.labels(keyspace).set(sum(max(0, line.end - line.acked) for line in lines))
@@ -194,32 +195,28 @@ class ProjectorReporter:
     def activated(self, state: PartitionState) -> None:
         """Tell that a partition works under its version (R13)."""
         self._send(
-            encode(
-                Activated(
-                    state.key.keyspace,
-                    self._projector,
-                    state.key.partition,
-                    state.version,
-                    state.activated_at,
-                    state.acked_epoch,
-                )
+            Activated(
+                state.key.keyspace,
+                self._projector,
+                state.key.partition,
+                state.version,
+                state.activated_at,
+                state.acked_epoch,
             )
         )
 
     def history_lost(self, state: PartitionState) -> None:
         """Tell that what was read of a partition is no longer on the log (R15)."""
         self._send(
-            encode(
-                HistoryLost(
-                    state.key.keyspace,
-                    self._projector,
-                    state.key.partition,
-                    state.incarnation,
-                    state.topic_id,
-                    state.position,
-                    state.position_epoch,
-                    state.reason,
-                )
+            HistoryLost(
+                state.key.keyspace,
+                self._projector,
+                state.key.partition,
+                state.incarnation,
+                state.topic_id,
+                state.position,
+                state.position_epoch,
+                state.reason,
             )
         )
 

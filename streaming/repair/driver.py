@@ -31,13 +31,18 @@ class RepairDriver(VerifyDriver):
     """Runs one repair to its end."""
 
     def work(self, held: ExitStack) -> None:
-        (index,), context = self.open(held, self._settings.repair.documents, self._tell_of_comparison)
+        (index,), context = self.open(
+            held,
+            self._settings.repair.documents,
+            lambda detail, fraction: self._tell(detail, self._base + _COMPARING * fraction),
+        )
         name = f"{self._id}-{self._run_id}"
         channel = SliceChannel(self._settings, index, self._metadata.catalog, name)
         held.callback(channel.close)
         comparison = LiveComparison(context, self._reader_of, self._comparison_begins)
         repair = Repair(
-            *(index, name, comparison, channel, self._settings.repair, self._tell_of_round),
+            *(index, name, comparison, channel, self._settings.repair),
+            lambda detail: self._tell(detail, max(self._fraction, 0.0)),
             self._stop.is_set,
         )
         began, dry_run = now_ms(), self._job.dry_run
@@ -60,12 +65,6 @@ class RepairDriver(VerifyDriver):
     def _comparison_begins(self, verification: Verification) -> None:
         self._verification = verification
         self._base = 0.0 if self._fraction == 0.0 else 1.0 - _COMPARING
-
-    def _tell_of_comparison(self, detail: str, fraction: float) -> None:
-        self._tell(detail, self._base + _COMPARING * fraction)
-
-    def _tell_of_round(self, detail: str) -> None:
-        self._tell(detail, max(self._fraction, 0.0))
 
     _base = 0.0
 

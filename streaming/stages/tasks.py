@@ -287,7 +287,8 @@ def find_versions(wanted: bytes, records: Iterable[SourceBatch]) -> Iterator[pa.
     """The versions in one share of documents with the given hashes (u64[n], ascending), as VERSION_ROWs."""
     hashes = np.frombuffer(wanted, np.uint64)
     for batch in records:
-        found = np.flatnonzero(contained(hashes_of(map(_or_empty, batch.ids), len(batch.ids)), hashes))
+        ids = [one or b"" for one in batch.ids]
+        found = np.flatnonzero(contained(hashes_of(ids, len(ids)), hashes))
         columns = [
             pa.array([batch.ids[row] for row in found.tolist()], pa.binary()),
             pa.array(np.asarray(batch.times, np.int64)[found]),
@@ -295,10 +296,6 @@ def find_versions(wanted: bytes, records: Iterable[SourceBatch]) -> Iterator[pa.
             pa.array(np.asarray(batch.offsets, np.int64)[found]),
         ]
         yield pa.RecordBatch.from_arrays(columns, schema=_VERSION_SCHEMA)
-
-
-def _or_empty(item: bytes | None) -> bytes:
-    return item or b""
 
 
 def row(route: int, target: int, kind: int, first: bytes, body: bytes) -> pa.RecordBatch:
