@@ -119,22 +119,19 @@ class ServingNode:
         """Slices that are placed here and not in order."""
         return self._troubles
 
-    # --- NodeView -------------------------------------------------------------------------------------
+    # --- NodeView, which says what each gives -----------------------------------------------------------
 
     @property
     def node_id(self) -> str:
         return self._id
 
     def catalog(self) -> Catalog:
-        """The system dictionary as last read; not to be changed."""
         return self._catalog
 
     def history(self, index: str) -> History:
-        """The rollbacks of an index's keyspace, as the dictionary tells them."""
         return self._histories.get(index, _NO_HISTORY)
 
     def published(self, index: str) -> int | None:
-        """Newest common snapshot number of a READY index (id)."""
         return self.control.published(index)
 
     def behind(self, index: str, slice_number: int) -> frozenset[str]:
@@ -142,52 +139,41 @@ class ServingNode:
         return self.control.behind(index, slice_number)
 
     def stamp(self, keyspace: str, number: int) -> tuple[int, Timestamp, int] | None:
-        """(incarnation, timestamp, fresh_at) of a recent number."""
         return self.control.stamp(keyspace, number)
 
     def acquire(self, index: str, slice_number: int, number: int) -> SnapshotReader | None:
-        """The slice's snapshot of that number; None when it is not held (any more)."""
         ring = self._rings.get((index, slice_number))
         return None if ring is None else ring.acquire(number)
 
     def joint(self, index: str, slices: Sequence[int], number: int) -> JointReader | None:
-        """Several slices' snapshots of that number, to be read as one; None when one is not held, or is to be
-        read alone."""
         rings = [self._rings.get((index, one)) for one in slices]
         here = [ring for ring in rings if ring is not None]
         return JointReader.of(here, number) if len(here) == len(slices) else None
 
     def tip(self, index: str, slice_number: int) -> SnapshotReader | None:
-        """The slice's newest committed state; None when there is none."""
         ring = self._rings.get((index, slice_number))
         return None if ring is None else ring.tip()
 
     def built(self, index: str, slice_number: int, build: str) -> SnapshotReader | None:
-        """What a slice under build has loaded; None while it loads, or when it is not of this build."""
         ring = self._rings.get((index, slice_number))
         return None if ring is None else ring.built(build)
 
     def newest(self, index: str, slice_number: int) -> int:
-        """Newest snapshot number that the slice holds, -1 when none."""
         ring = self._rings.get((index, slice_number))
         return -1 if ring is None else ring.newest()
 
     def lease(self, index: str, slice_number: int, number: int, holder: str, until: int) -> bool:
-        """Keep a snapshot until a time (ms) for `holder`; False when it is not held or cannot be kept."""
         ring = self._rings.get((index, slice_number))
         return ring is not None and ring.lease(number, holder, until)
 
     def violations(self, index: str, slice_number: int) -> Sequence[UniqueViolation] | None:
-        """The violations that a slice lists, by key; None when it is not here or not open."""
         return self._violations.get((index, slice_number))
 
     def written(self, index: str, slice_number: int) -> WrittenSlice | None:
-        """What is written to a slice, by a sample; None when it is not here or not open."""
         load = self._loads.get((index, slice_number))
         return None if load is None else load.shown
 
     def trouble(self, index: str, slice_number: int) -> SliceTrouble | None:
-        """Why a slice that is placed here is not in order; None when it is, or not here."""
         ring = self._rings.get((index, slice_number))
         if ring is not None and ring.damage:
             return SliceTrouble("LOST", ring.damage)
@@ -201,19 +187,16 @@ class ServingNode:
         return None if ring is None or ring.damage or opens is None else opens()
 
     def report_damage(self, index: str, slice_number: int, reason: str) -> None:
-        """A slice's store is not what was written: take it out of service."""
         ring = self._rings.get((index, slice_number))
         if ring is not None:
             ring.report_damage(reason)
 
     def report_doubt(self, index: str, slice_number: int, reason: str) -> None:
-        """A read contradicts itself: have the slice examined."""
         ring = self._rings.get((index, slice_number))
         if ring is not None:
             ring.report_doubt(reason)
 
     def node_url(self, node: str) -> str | None:
-        """Where another node serves, None when unknown."""
         return self._urls.get(node)
 
     def on_published(self, callback: Callable[[], None]) -> None:

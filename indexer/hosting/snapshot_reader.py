@@ -79,7 +79,8 @@ class ReaderCounts:
 
 
 class SnapshotReader:
-    """One reader's hold on a snapshot (`indexer.view.ReadableSnapshot`).
+    """One reader's hold on a snapshot (`indexer.view.ReadableSnapshot`, which says what methods give). The
+    ring knows of a `StoreDamagedError` by the time that it is raised.
 
     Args:
         damaged: told what the store says of damage.
@@ -110,11 +111,6 @@ class SnapshotReader:
         limit: int | None = None,
         start_after: bytes | None = None,
     ) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Blocks of (entry key, value) in entry key order.
-
-        Raises:
-            StoreDamagedError: the slice is damaged; its ring knows by then.
-        """
         with self._telling:
             yield from self._snapshot.rows(low, high, reverse, limit, start_after)
 
@@ -124,42 +120,34 @@ class SnapshotReader:
         reverse: bool = False,
         limit: int | None = None,
     ) -> Iterator[list[tuple[bytes, bytes]]]:
-        """The same of several spans. Raises as `rows` does."""
         with self._telling:
             yield from self._snapshot.rows_of(spans, reverse, limit)
 
     def entry_columns(
         self, spans: Sequence[tuple[bytes, bytes | None]], reverse: bool, limit: int
     ) -> Iterator[EntryColumns]:
-        """The same by columns. Raises as `rows` does."""
         with self._telling:
             yield from self._snapshot.entry_columns(spans, reverse, limit)
 
     def count(self, low: bytes, high: bytes | None) -> int:
-        """How many entries lie in [low, high). Raises as `rows` does."""
         with self._telling:
             return self._snapshot.count(low, high)
 
     def back_rows(self, after: bytes = b"") -> Iterator[tuple[bytes, StoredDocument]]:
-        """What the back index has, by document id, behind `after`. Raises as `rows`."""
         with self._telling:
             yield from self._snapshot.back_rows(after)
 
     @property
     def foreign(self) -> int:
-        """Documents that were met in two source partitions, ever."""
         return self._snapshot.counts.foreign
 
     def documents(self, ids: Sequence[bytes]) -> list[StoredDocument | None]:
-        """What the back index has of each document, None for one without entries here. Raises as `rows`
-        does."""
         with self._telling:
             held = self._snapshot.backs(ids)
         found = map(held.get, ids)
         return [one if one is not None and one.keys else None for one in found]
 
     def skips(self, limit: int, after: tuple[int, int] | None = None) -> list[SkipLine]:
-        """Lines of the skip ledger behind (partition, offset). Raises as `rows` does."""
         with self._telling:
             return self._snapshot.skips(limit, after)
 

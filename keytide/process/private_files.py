@@ -11,11 +11,6 @@ FOLDER_MODE = 0o700
 FILE_MODE = 0o600
 
 
-def keep_private() -> None:
-    """From now on, what this process and those that it starts make is for their user alone."""
-    os.umask(0o077)
-
-
 def private_folder(folder: Path, setting: str) -> None:
     """Make a data folder, or take it back from others: releases before this one left it open to all.
 

@@ -6,15 +6,14 @@ import contextlib
 import faulthandler
 import gc
 import logging
+import os
 import sys
-
-from keytide.process.private_files import keep_private
 
 
 def begin() -> None:
     """The first thing that a process does: from here on its files are for its user alone, and one that is
     ended by SIGSEGV, SIGABRT, SIGBUS, SIGFPE or SIGILL leaves the stacks of its threads in its log."""
-    keep_private()
+    os.umask(0o077)
     faulthandler.enable(sys.__stderr__ or 2)
 
 

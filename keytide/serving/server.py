@@ -26,7 +26,6 @@ import json
 import logging
 import ssl
 import time
-from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any, Final
 
@@ -176,11 +175,6 @@ def _make_room(new: PatientProtocol) -> None:
     oldest.give_up()
 
 
-def _patient(connections: Iterable[Any]) -> list[PatientProtocol]:
-    """Those that owe something."""
-    return [one for one in connections if isinstance(one, PatientProtocol) and one.owed_since is not None]
-
-
 class Server(uvicorn.Server):
     """uvicorn's, which closes connections that owe it something for too long; it shows renewed
     certificates."""
@@ -206,9 +200,10 @@ class Server(uvicorn.Server):
         limits = self._limits
         late = [
             one
-            for one in _patient(self.server_state.connections)
-            if now - (one.owed_since or now)
-            > (limits.body_timeout_s if one.owes_body else limits.head_timeout_s)
+            for one in self.server_state.connections
+            if isinstance(one, PatientProtocol)
+            and one.owed_since is not None
+            and now - one.owed_since > (limits.body_timeout_s if one.owes_body else limits.head_timeout_s)
         ]
         for one in late:
             one.give_up()

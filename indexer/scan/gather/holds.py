@@ -90,10 +90,6 @@ class SnapshotHold:
         }
         return replace(self, copies=copies)
 
-    def where_held(self, other: SnapshotHold) -> SnapshotHold:
-        """The hold on copies that hold another snapshot of the same slices, too, where there are any."""
-        return self.at(other.copies)
-
     def without(self, number: int, node: str) -> SnapshotHold:
         """The hold without one copy of a slice."""
         left = [one for one in self.copies[number] if one != node]

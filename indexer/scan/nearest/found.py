@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Final
 
 from indexer.scan.gather.scatter import SliceAnswers
@@ -57,7 +58,7 @@ def cut(found: list[Measured], wanted: int, most_ties: int | None) -> list[Measu
         return found
     if most_ties is None:
         return found[:wanted]
-    end = bisect_right(found, found[wanted - 1][0], key=_distance)
+    end = bisect_right(found, found[wanted - 1][0], key=itemgetter(0))
     if end > most_ties:
         raise TooManyNearestError(
             f"more than {most_ties} rows are equally far away (scan.max_sort_rows)",
@@ -70,7 +71,3 @@ def _place(one: Measured) -> tuple[float, bytes]:
     """What the nearest are ordered by: how far away, and the document's id. (A document's entry is another
     one by the radius that finds it.)"""
     return one[0], one[1][0][CELL_BYTES:]
-
-
-def _distance(one: Measured) -> float:
-    return one[0]

@@ -122,7 +122,8 @@ class BatchMaker:
             included = self._included.arrays([b"{}" if json is None else json for _, json in unpacked])
             if not unpacked:
                 included = [pa.nulls(keys.rows, array.type) for array in included]
-            arrays.update(included_by_name(self._columns, included))
+            names = (c.name for c in self._columns if c.path is not None)
+            arrays.update(zip(names, included, strict=True))
         return pa.RecordBatch.from_arrays([arrays[c.name] for c in self._columns], schema=self.schema)
 
     # --- usual keys: by columns -------------------------------------------------
@@ -231,11 +232,6 @@ class _Included:
                 value = included.get(column.path)
                 if value is not None and not _fits(column.type, value):
                     raise column.misfit(value)
-
-
-def included_by_name(columns: Sequence[ArrowColumn], arrays: Sequence[pa.Array]) -> dict[str, pa.Array]:
-    """Arrays of the included columns by their columns' names."""
-    return dict(zip((c.name for c in columns if c.path is not None), arrays, strict=True))
 
 
 def _array(column: ArrowColumn, values: Sequence[Value]) -> pa.Array:

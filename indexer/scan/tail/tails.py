@@ -284,7 +284,7 @@ class OpenTail:
             side,
         )
         body = encode_wanted(wanted)
-        held = told.held.where_held(older)
+        held = told.held.at(older.copies)  # which hold the snapshot before, too, where there are any
         after = dict.fromkeys(self._selection.slices, b"")
         while after:
             selection = replace(self._selection, slices=tuple(after))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,14 +108,11 @@ def _pages(
         state, _ = file.metas()
         free = file.free(state)
     names_tree = environment.open_db(None, transaction, create=False)
-    in_use = sum(_tree_pages(transaction.stat(table)) for table in (names_tree, *tables))
+    stats = [transaction.stat(table) for table in (names_tree, *tables)]
+    in_use = sum(one["branch_pages"] + one["leaf_pages"] + one["overflow_pages"] for one in stats)
     there = state.last + 1
     if 2 + in_use + state.free_pages + len(free) != there:
         raise StoreDamagedError(f"{there} pages: {in_use} in use, {len(free)} free")
-
-
-def _tree_pages(stat: Mapping[str, Any]) -> int:
-    return int(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"])
 
 
 def _rows(transaction: lmdb.Transaction[bytes], table: Any) -> Iterator[tuple[bytes, bytes]]:

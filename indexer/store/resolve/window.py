@@ -89,11 +89,11 @@ def from_chunk_puts(chunk_run: Sequence[PutChunk], held: IdFilter) -> WindowDocu
 
 def from_chunk_removals(removals: Iterable[RemovalChunk], held: IdFilter) -> WindowDocuments:
     """The documents of removal chunks that may be held: heard, without entries."""
-    return from_segments([_as_segment(chunk) for chunk in removals], held)
-
-
-def _as_segment(chunk: RemovalChunk) -> Segment:
-    return Segment(chunk.partition, -1, chunk.base, chunk.base, chunk.heard, None, chunk.skips)
+    segments = [
+        Segment(chunk.partition, -1, chunk.base, chunk.base, chunk.heard, None, chunk.skips)
+        for chunk in removals
+    ]
+    return from_segments(segments, held)
 
 
 def _nothing() -> WindowDocuments:

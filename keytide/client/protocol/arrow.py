@@ -126,7 +126,7 @@ def frame_of(table: pa.Table) -> pd.DataFrame:
     frame = table.to_pandas()
     for field in table.schema:
         column = table.column(field.name)
-        if is_json(field):
+        if (field.metadata or {}).get(JSON_MARK[0]) == JSON_MARK[1]:
             texts = column.to_pylist()
             frame[field.name] = _objects([None if text is None else json.loads(text) for text in texts])
         elif str(field.type) == "int64" and 0 < column.null_count < len(column):
@@ -134,11 +134,6 @@ def frame_of(table: pa.Table) -> pd.DataFrame:
             if max(-ends["min"], ends["max"]) > _EXACT:
                 frame[field.name] = pd.array(column.to_pylist(), dtype="Int64")
     return frame
-
-
-def is_json(field: pa.Field) -> bool:
-    """Whether a column's values are JSON texts."""
-    return (field.metadata or {}).get(JSON_MARK[0]) == JSON_MARK[1]
 
 
 def _objects(values: Sequence[Any]) -> pd.Series:
