@@ -10,6 +10,10 @@ acknowledged below T.
 
 A document has one writer, which waits for each acknowledgement before it writes the document again, and
 leaves it alone for ever when none came. Such a last write may have happened or not: either is right.
+
+There are several indexes on the topic, of different kinds (`indexes`); what was read of any of them is here
+as postings, of all accounts or of some, so what is right does not depend on the kind. The indexes of a topic
+share the numbers of their snapshots: under one number all are one cut, and a session goes back in none.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ TOLD = 20
 
 
 class Posting(NamedTuple):
-    """One entry of the index: what one version of a transfer does to one account."""
+    """What one version of a transfer does to one account."""
 
     id: str
     account: str
@@ -60,25 +64,35 @@ class TransferWrite:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRead:
-    """One scan of the whole index.
+    """One scan of an index, of the postings of all accounts or of some.
 
     Attributes:
         session: whose; reads of a session come one after the other.
+        index: its name.
         node: number of the host whose node answered, -1 for any.
         snapshot, offsets: its number, and its timestamp: partition -> next offset.
+        accounts: whose postings it is to have, all of them; None for everybody's.
         at_least: what was demanded of `offsets`.
         last: demanded was all that there is, after all clients had ended.
     """
 
     session: str
+    index: str
     node: int
     begun: float
     ended: float
     snapshot: int
     offsets: Mapping[int, int]
     postings: tuple[Posting, ...]
+    accounts: frozenset[str] | None = None
     at_least: Mapping[int, int] = field(default_factory=dict)
     last: bool = False
+
+    def part(self, postings: Postings) -> Postings:
+        """Those of its accounts."""
+        if self.accounts is None:
+            return postings
+        return frozenset(one for one in postings if one.account in self.accounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +100,7 @@ class RefusedRead:
     """A scan through the node of one host that demanded nothing and failed, tries of the client included."""
 
     node: int
+    index: str
     begun: float
     ended: float
     why: str
@@ -109,8 +124,13 @@ class Strike:
 
 @dataclass(slots=True)
 class ClientHistory:
-    """Everything that clients did and saw. Several threads may append."""
+    """Everything that clients did and saw. Several threads may append.
 
+    Attributes:
+        indexes: names of all that are read; each has to be in the end.
+    """
+
+    indexes: tuple[str, ...]
     writes: list[TransferWrite] = field(default_factory=list)
     reads: list[SnapshotRead] = field(default_factory=list)
     refused: list[RefusedRead] = field(default_factory=list)
@@ -127,10 +147,10 @@ class Violation(NamedTuple):
 def violations(history: ClientHistory) -> list[Violation]:
     """What is wrong, nothing when all is right; `TOLD` at most of each check.
 
-    Kinds: `sum` (amounts do not sum up to zero), `twice`, `unwritten` (what nobody had written), `torn` (not
-    all postings of one version), `lost`, `stale` (an older version than the cut has), `ahead` (a newer one),
-    `snapshot` (one number, two answers), `session` (went back, or less than was demanded), `unfinished` (no
-    read of the end), `refused`.
+    Kinds: `sum` (amounts do not sum up to zero), `twice`, `unasked` (of an account that was not asked for),
+    `unwritten` (what nobody had written), `torn` (not all postings of one version), `lost`, `stale` (an older
+    version than the cut has), `ahead` (a newer one), `snapshot` (one number, two answers), `session` (went
+    back, or less than was demanded), `unfinished` (no read of the end of an index), `refused`.
     """
     checks = (_sums, _cuts, _snapshots, _sessions, _ends, _refusals)
     found: list[Violation] = []
@@ -141,17 +161,19 @@ def violations(history: ClientHistory) -> list[Violation]:
 
 
 def _told(read: SnapshotRead) -> str:
-    return f"snapshot {read.snapshot} by {read.session} at {read.begun:.3f} s"
+    return f"{read.index} at snapshot {read.snapshot} by {read.session} at {read.begun:.3f} s"
 
 
 def _sums(history: ClientHistory) -> Iterator[Violation]:
     for read in history.reads:
         total = sum(posting.amount for posting in read.postings)
-        if total:
+        if total and read.accounts is None:
             yield Violation("sum", f"{_told(read)} sums up to {total}")
         for posting, times in Counter(read.postings).items():
             if times > 1:
                 yield Violation("twice", f"{_told(read)} has {posting} {times} times")
+            if read.accounts is not None and posting.account not in read.accounts:
+                yield Violation("unasked", f"{_told(read)} has {posting}")
 
 
 class _Document:
@@ -197,8 +219,10 @@ def _wrong(document: _Document | None, found: Postings, read: SnapshotRead) -> s
     if document is None:
         return "unwritten"
     newest = document.newest(None if read.last else read.offsets)
-    right = NONE if newest is None else newest.postings
-    if found == right or any(found == one.postings and one.begun <= read.ended for one in document.unknown):
+    right = NONE if newest is None else read.part(newest.postings)
+    if found == right or any(
+        found == read.part(one.postings) and one.begun <= read.ended for one in document.unknown
+    ):
         return ""
     if not found:
         return "lost"
@@ -207,21 +231,27 @@ def _wrong(document: _Document | None, found: Postings, read: SnapshotRead) -> s
         if write is None or posting not in write.postings or write.begun > read.ended:
             return "unwritten"
     versions = {posting.version for posting in found}
-    if len(versions) > 1 or found != document.versions[versions.pop()].postings:
+    if len(versions) > 1 or found != read.part(document.versions[versions.pop()].postings):
         return "torn"
     return "ahead" if newest is None or next(iter(found)).version > newest.version else "stale"
 
 
 def _snapshots(history: ClientHistory) -> Iterator[Violation]:
-    """A number is one state, whichever node answers."""
-    first: dict[int, SnapshotRead] = {}
+    """A number is one state of all indexes, whichever node answers."""
+    first: dict[int, dict[frozenset[str] | None, tuple[SnapshotRead, Postings]]] = defaultdict(dict)
     for read in history.reads:
-        other = first.setdefault(read.snapshot, read)
-        if other.offsets != read.offsets:
-            yield Violation("snapshot", f"{_told(read)} is at {read.offsets}, and {other.offsets} elsewhere")
-        elif sorted(other.postings) != sorted(read.postings):
-            differ = sorted(set(other.postings) ^ set(read.postings))[:4]
-            yield Violation("snapshot", f"{_told(read)} and by {other.session} differ in {differ}")
+        shown = frozenset(read.postings)
+        others = first[read.snapshot]
+        for other, other_shown in others.values():
+            if other.offsets != read.offsets:
+                story = f"is at {read.offsets}, and at {other.offsets} is {_told(other)}"
+            elif differ := other.part(shown) ^ read.part(other_shown):
+                story = f"differs in {sorted(differ)[:4]} from {_told(other)}"
+            else:
+                continue
+            yield Violation("snapshot", f"{_told(read)} {story}")
+            break
+        others.setdefault(read.accounts, (read, shown))
 
 
 def _sessions(history: ClientHistory) -> Iterator[Violation]:
@@ -244,8 +274,10 @@ def _before(offsets: Mapping[int, int], other: Mapping[int, int]) -> bool:
 def _ends(history: ClientHistory) -> Iterator[Violation]:
     """Without a read of the end, nothing is known of what was lost last."""
     ended = max((write.ended or write.begun for write in history.writes), default=0.0)
-    if not any(read.last and read.begun >= ended for read in history.reads):
-        yield Violation("unfinished", "no read of everything after the last write")
+    whole = {one.index for one in history.reads if one.last and one.accounts is None and one.begun >= ended}
+    for index in history.indexes:
+        if index not in whole:
+            yield Violation("unfinished", f"no read of all of {index} after the last write")
 
 
 def _refusals(history: ClientHistory) -> Iterator[Violation]:
@@ -257,7 +289,6 @@ def _refusals(history: ClientHistory) -> Iterator[Violation]:
         ]
         if not any(not strike.bears or refused.node in strike.hosts for strike in meanwhile):
             during = ", ".join(strike.what for strike in meanwhile) or "nothing"
-            story = (
-                f"host {refused.node + 1} from {refused.begun:.3f} to {refused.ended:.3f} s, during {during}"
-            )
+            who = f"{refused.index} by host {refused.node + 1}"
+            story = f"{who} from {refused.begun:.3f} to {refused.ended:.3f} s, during {during}"
             yield Violation("refused", f"{story}: {refused.why}")

@@ -37,7 +37,7 @@ def soak(
     """Strike for so long, and check.
 
     Args:
-        world: with the index of the workload (`workload.prepare`).
+        world: with the indexes of the workload (`workload.prepare`).
         seed: what strikes when follows from it, not how processes interleave.
         kinds: nemeses instead of a schedule, in this order, until they or the time are over.
 
@@ -118,10 +118,11 @@ def _state(world: HostWorld) -> str:
 
 def _summary(history: ClientHistory) -> str:
     sessions = Counter(one.session.partition(" at ")[0] for one in history.reads)
+    indexes = Counter(one.index for one in history.reads)
     unknown = sum(one.ended is None for one in history.writes)
     last = [one for one in history.reads if one.last]
     return (
         f"{len(history.strikes)} strikes, {len(history.writes):,} writes ({unknown} not acknowledged), "
-        f"{len(history.refused)} scans refused, entries at the end: {len(last[0].postings):,}; scans: "
-        + ", ".join(f"{name} {count:,}" for name, count in sorted(sessions.items()))
+        f"{len(history.refused)} scans refused, postings at the end: {len(last[0].postings):,}; scans: "
+        + ", ".join(f"{name} {count:,}" for name, count in sorted((sessions + indexes).items()))
     )

@@ -1,9 +1,9 @@
 """Clients that never stand still, and what they did and saw, for the checker.
 
-Writers transfer amounts between accounts; after each round they read the index in their session, through any
-node, and demand what they have written (`at_least`). Readers read it through the node of one host, and demand
-nothing. See `checker` for what a transfer is, and why a document is left alone once a write of it was not
-acknowledged.
+Writers transfer amounts between accounts; after each round they read all indexes in their session, through
+any node, and demand what they have written (`at_least`). Readers read them through the node of one host, in a
+session for each round, and demand nothing. See `checker` for what a transfer is, and why a document is left
+alone once a write of it was not acknowledged; `indexes` for what is read.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import product
 from typing import Any, Final, Self
 
 from kafka import KafkaProducer
 
-from keytide.client import Client, Page
+from keytide.client import Client
 from keytide.errors import KeytideError
 from keytide.process.worker import Worker
 from tests.chaos.writing import GIVES_UP
@@ -32,13 +33,8 @@ from tests.hosts.checker import (
     TransferWrite,
 )
 from tests.hosts.cluster import TOKEN, HostWorld
+from tests.hosts.indexes import ACCOUNTS, INDEXES, TOPIC, Asked, LedgerIndex, document_of
 
-TOPIC: Final = "ledger"
-INDEX: Final = "ledger_postings"
-_STATEMENT: Final = (
-    f"CREATE INDEX {INDEX} ON {TOPIC} (UNNEST(postings)) INCLUDE (version) WITH (slices=3, defer_build=true)"
-)
-_ACCOUNTS: Final = 40
 _ROWS: Final = 50_000
 """Of a page: all of them, so that an answer is one scan."""
 _ROUND: Final = 10
@@ -46,22 +42,27 @@ _ROUND: Final = 10
 _LIVE: Final = 150
 """Documents that a writer changes; new ones take the place of those that it has to leave alone."""
 _PAUSE_S: Final = 0.3
+_LOOK_PAUSE_S: Final = 0.6
+"""Of a reader between two rounds."""
+_RECENT: Final = 2_000
+"""Reads among which the newest of each node and index is looked for."""
 _DELIVERY_S: Final = 15.0
 _END_S: Final = 60.0
 
 
 def prepare(world: HostWorld) -> None:
-    """The index, READY, on a topic without documents."""
+    """The indexes, READY, on a topic without documents."""
     world.make_topic(TOPIC)
-    world.sql(_STATEMENT)
-    world.wait_ready(world.build(INDEX))
+    for index in INDEXES:
+        world.sql(index.statement)
+    world.wait_ready(world.build(*(index.name for index in INDEXES)))
 
 
 class Workload:
     """Clients in threads until it is left.
 
     Args:
-        world: has the index (`prepare`), and no other clients write to its topic.
+        world: has the indexes (`prepare`), and no other clients write to its topic.
         seed: what is written follows from it.
 
     Attributes:
@@ -71,7 +72,7 @@ class Workload:
     def __init__(self, world: HostWorld, seed: int, writers: int = 2) -> None:
         self._world, self._seed = world, seed
         self._urls = world.cluster.node_urls
-        self.history = ClientHistory()
+        self.history = ClientHistory(tuple(index.name for index in INDEXES))
         self._began = time.monotonic()
         self._over = threading.Event()
         self._same: dict[Posting, Posting] = {}
@@ -106,42 +107,50 @@ class Workload:
         return time.monotonic() - self._began
 
     def seen(self, since: float) -> list[int]:
-        """The newest snapshot that the node of each host has answered from in reads that began since then;
-        -1 for none."""
-        recent = [one for one in self.history.reads[-500:] if one.begun >= since]
-        return [
-            max((one.snapshot for one in recent if one.node == host), default=-1)
-            for host in range(len(self._urls))
-        ]
+        """The newest snapshot that the node of each host has answered from in reads of each index that began
+        since then; -1 for none."""
+        newest = dict.fromkeys(product(range(len(self._urls)), self.history.indexes), -1)
+        for one in self.history.reads[-_RECENT:]:
+            if one.begun >= since and one.node >= 0:
+                newest[one.node, one.index] = max(newest[one.node, one.index], one.snapshot)
+        return list(newest.values())
 
     def read_end(self) -> None:
-        """The last reads, of everything, through each node; the clients have ended."""
+        """The last reads, of everything and of each half, through each node; the clients have ended."""
         ends = self._world.ends(TOPIC)
         for host, url in enumerate(self._urls):
             with Client(url, token=TOKEN) as client:
-                self._read(client, f"end {host + 1}", host, ends, last=True)
+                for index in INDEXES:
+                    for asked in (index.everything, index.west, index.east):
+                        self._read(client, f"end {host + 1}", host, index, asked, ends, last=True)
 
     def _look(self, host: int) -> None:
+        chance = random.Random(f"{self._seed} reader {host}")
         with Client(self._urls[host], token=TOKEN) as client:
-            while not self._over.wait(_PAUSE_S):
+            while not self._over.wait(_LOOK_PAUSE_S):
                 client.reset_session()
-                begun = self.now()
-                try:
-                    self._read(client, f"reader {host + 1} at {begun:.3f} s", host)
-                except KeytideError as error:
-                    why = f"{error.status} {error.problem_type}: {error}"
-                    self.history.refused.append(RefusedRead(host, begun, self.now(), why))
+                session = f"reader {host + 1} at {self.now():.3f} s"
+                for index, asked in _reads(chance):
+                    begun = self.now()
+                    try:
+                        self._read(client, session, host, index, asked)
+                    except KeytideError as error:
+                        why = f"{error.status} {error.problem_type}: {error}"
+                        self.history.refused.append(RefusedRead(host, index.name, begun, self.now(), why))
+                        break
 
     def _write(self, number: int) -> None:
         urls = [*self._urls[number:], *self._urls[:number]]
         transfers = _Transfers(self._world.bootstrap, f"w{number}", random.Random(f"{self._seed} {number}"))
+        chance = random.Random(f"{self._seed} writer {number}")
         try:
             with Client(urls, token=TOKEN) as client:
                 while not self._over.wait(_PAUSE_S):
                     written = transfers.round(self.now)
                     self.history.writes += written
                     with suppress(KeytideError):  # it demands what may take until a host is back
-                        self._read(client, f"writer {number}", -1, _places(written))
+                        for index, asked in _reads(chance):
+                            self._read(client, f"writer {number}", -1, index, asked, _places(written))
         finally:
             transfers.close()
 
@@ -150,34 +159,38 @@ class Workload:
         client: Client,
         session: str,
         node: int,
+        index: LedgerIndex,
+        asked: Asked,
         at_least: dict[int, int] | None = None,
         last: bool = False,
     ) -> None:
-        request: dict[str, Any] = {"timeout_ms": 60_000} if last else {}
+        request: dict[str, Any] = {**asked.request, "timeout_ms": 60_000} if last else {**asked.request}
         if at_least:
             request["at_least"] = {str(partition): offset for partition, offset in at_least.items()}
         begun = self.now()
-        page = client.page(INDEX, limit=_ROWS, **request)
+        page = client.page(index.name, limit=_ROWS, **request)
         assert page.page is None, f"there are more than {_ROWS} entries"
+        postings = (one for row in page.rows for one in index.postings(row, asked))
         read = SnapshotRead(
             session,
+            index.name,
             node,
             begun,
             self.now(),
             -1 if page.snapshot is None else page.snapshot,
             {int(partition): place["offset"] for partition, place in page.timestamp.items()},
-            self._postings(page),
+            tuple(self._same.setdefault(one, one) for one in postings),
+            asked.accounts,
             at_least or {},
             last,
         )
         self.history.reads.append(read)
 
-    def _postings(self, page: Page) -> tuple[Posting, ...]:
-        found = []
-        for row in page.rows:
-            account, amount = row.key[0]
-            found.append(Posting(row.id, account, amount, row.include["version"]))
-        return tuple(self._same.setdefault(one, one) for one in found)
+
+def _reads(chance: random.Random) -> Iterable[tuple[LedgerIndex, Asked]]:
+    """Each index once, in some order; mostly all of it, now and then a half."""
+    for index in chance.sample(INDEXES, len(INDEXES)):
+        yield index, chance.choices((index.everything, index.west, index.east), (6, 1, 1))[0]
 
 
 def _places(written: Iterable[TransferWrite]) -> dict[int, int]:
@@ -233,18 +246,18 @@ class _Transfers:
     def _postings(self, id_: str, version: int) -> Postings:
         if version > 1 and self._chance.random() < 0.1:
             return NONE
-        source, target = self._chance.sample(range(_ACCOUNTS), 2)
+        source, target = self._chance.sample(ACCOUNTS, 2)
         amount = self._chance.randrange(1, 100)
         return frozenset(
             (
-                Posting(id_, f"account{source}", -amount, version),
-                Posting(id_, f"account{target}", amount, version),
+                Posting(id_, source, -amount, version),
+                Posting(id_, target, amount, version),
             )
         )
 
     def _send(self, id_: str, version: int, postings: Postings) -> Any:
         """A future of its place, None if it could not even be sent."""
-        document = {"version": version, "postings": [[one.account, one.amount] for one in sorted(postings)]}
+        line = self._chance.random() < 0.5
         try:
             if self._producer is None:
                 self._producer = KafkaProducer(
@@ -255,7 +268,7 @@ class _Transfers:
                     request_timeout_ms=5_000,
                     delivery_timeout_ms=round(_DELIVERY_S * 1000),
                 )
-            value = json.dumps(document).encode() if postings else None
+            value = json.dumps(document_of(postings, version, line)).encode() if postings else None
             return self._producer.send(TOPIC, key=id_.encode(), value=value)
         except GIVES_UP:
             return None

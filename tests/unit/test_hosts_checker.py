@@ -19,6 +19,10 @@ from tests.hosts.checker import (
 )
 
 
+def _of(account: str, postings: frozenset[Posting]) -> frozenset[Posting]:
+    return frozenset(one for one in postings if one.account == account)
+
+
 def _postings(id_: str, version: int, amount: int = 5) -> frozenset[Posting]:
     return frozenset((Posting(id_, "a", -amount, version), Posting(id_, "b", amount, version)))
 
@@ -31,13 +35,18 @@ WRITES = [
     TransferWrite("b", 2, NONE, 1.2, 1.3, partition=1, offset=1),
     TransferWrite("c", 1, C1, 1.4),
 ]
-EARLY = SnapshotRead("one", 0, 0.5, 0.6, 10, {0: 1, 1: 1}, (*A1, *B1), at_least={0: 1})
-LATER = SnapshotRead("one", 1, 1.5, 1.6, 20, {0: 5, 1: 1}, (*A2, *B1))
-END = SnapshotRead("end", 2, 3.0, 3.1, 30, {0: 5, 1: 2}, tuple(A2), at_least={0: 5, 1: 2}, last=True)
+EARLY = SnapshotRead("one", "tree", 0, 0.5, 0.6, 10, {0: 1, 1: 1}, (*A1, *B1), at_least={0: 1})
+LATER = SnapshotRead("one", "hash", 1, 1.5, 1.6, 20, {0: 5, 1: 1}, (*A2, *B1))
+END = SnapshotRead("end", "tree", 2, 3.0, 3.1, 30, {0: 5, 1: 2}, tuple(A2), at_least={0: 5, 1: 2}, last=True)
+END_OF_HASH = replace(END, index="hash")
+HALF_READ = replace(
+    LATER, session="half", snapshot=22, accounts=frozenset("a"), postings=(*_of("a", A2), *_of("a", B1))
+)
+"""Of one account of two."""
 
 
 def _history() -> ClientHistory:
-    return ClientHistory(list(WRITES), [EARLY, LATER, END])
+    return ClientHistory(("tree", "hash"), list(WRITES), [EARLY, LATER, END, END_OF_HASH, HALF_READ])
 
 
 def _kinds(history: ClientHistory) -> set[str]:
@@ -50,10 +59,10 @@ def test_what_is_promised_is_right() -> None:
 
 def test_what_was_not_acknowledged_may_have_happened_or_not() -> None:
     history = _history()
-    history.reads[2] = replace(END, postings=(*A2, *C1))
+    history.reads[2:4] = [replace(one, postings=(*A2, *C1)) for one in (END, END_OF_HASH)]
     assert violations(history) == []
     history.writes[4] = replace(WRITES[4], ended=1.5, partition=2, offset=0)
-    history.reads[2] = END
+    history.reads[2:4] = [END, END_OF_HASH]
     assert _kinds(history) == {"lost"}
 
 
@@ -88,13 +97,13 @@ UNEVEN = frozenset((Posting("a", "a", -7, 2), Posting("a", "b", 5, 1)))
         (_shows(1, MIXED, B1), {"sum", "torn"}),
         (_shows(0, A1, B1, B1), {"twice"}),
         (_shows(0, A1), {"lost"}),
-        (_shows(2), {"lost"}),
+        (_shows(2), {"snapshot", "lost"}),
         (_shows(0, A1, B1, _postings("d", 1)), {"unwritten"}),
         (_shows(0, A1, B1, C1), {"unwritten"}),
         (_shows(0, _postings("a", 1, 6), B1), {"unwritten"}),
         (_shows(1, A1, B1), {"stale"}),
-        (_shows(2, A1), {"stale"}),
-        (_shows(2, A2, B1), {"stale"}),
+        (_shows(2, A1), {"snapshot", "stale"}),
+        (_shows(2, A2, B1), {"snapshot", "stale"}),
         (_shows(1, A2), {"lost"}),
         (_shows(0, A2, B1, ended=2.0), {"ahead"}),
         (_also(replace(EARLY, session="other", offsets={0: 1, 1: 0}, postings=tuple(A1))), {"snapshot"}),
@@ -102,9 +111,21 @@ UNEVEN = frozenset((Posting("a", "a", -7, 2), Posting("a", "b", 5, 1)))
         (_also(replace(EARLY, begun=2.0, ended=2.1)), {"session"}),
         (_also(replace(EARLY, begun=2.0, ended=2.1, snapshot=21)), {"session"}),
         (_shows(0, A1, B1, at_least={1: 2}), {"session"}),
-        (lambda history: history.reads.pop(), {"unfinished"}),
+        (_also(replace(LATER, index="tree", session="other", postings=(*A2, *B1, *C1))), {"snapshot"}),
+        (_also(replace(LATER, index="tree", session="other", offsets={0: 4, 1: 1})), {"snapshot", "ahead"}),
+        (_also(replace(EARLY, index="hash", session="end", begun=3.5, ended=3.6)), {"session"}),
+        (_also(replace(LATER, accounts=frozenset("a"), postings=tuple(_of("a", A2)))), {"lost", "snapshot"}),
+        (_also(replace(END, accounts=frozenset("b"), postings=(*_of("b", A2), *_of("b", C1)))), {"snapshot"}),
+        (_shows(4, A2, B1), {"unasked", "torn"}),
+        (_shows(4, _of("a", A1), _of("a", B1)), {"stale"}),
+        (_shows(4, _of("a", A2)), {"lost"}),
+        (_shows(4, HALF, B1, A2, accounts=frozenset("abc")), {"twice"}),
+        (_shows(4, HALF, A2, accounts=frozenset("abc")), {"torn"}),
+        (lambda history: history.reads.pop(2), {"unfinished"}),
+        (lambda history: history.reads.pop(3), {"unfinished"}),
         (_shows(2, A2, begun=1.2), {"unfinished"}),
-        (lambda history: history.refused.append(RefusedRead(1, 1.0, 2.0, "503")), {"refused"}),
+        (_shows(3, _of("a", A2), accounts=frozenset("a")), {"unfinished"}),
+        (lambda history: history.refused.append(RefusedRead(1, "tree", 1.0, 2.0, "503")), {"refused"}),
     ],
 )
 def test_every_violation_is_seen(plant: Plant, kinds: set[str]) -> None:
@@ -126,6 +147,6 @@ def test_every_violation_is_seen(plant: Plant, kinds: set[str]) -> None:
 )
 def test_who_may_refuse_a_scan(strike: Strike, allowed: bool) -> None:
     history = _history()
-    history.refused.append(RefusedRead(1, 1.0, 2.0, "503"))
+    history.refused.append(RefusedRead(1, "tree", 1.0, 2.0, "503"))
     history.strikes.append(strike)
     assert (_kinds(history) == set()) == allowed
