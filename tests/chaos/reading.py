@@ -175,6 +175,14 @@ class Reader:
         value: Any = chance.choice(
             (f"city{chance.randrange(40)}", "good", None, 7, chance.randrange(500), "t3", True)
         )
+        if not shape.ordered and x < 0.75:
+            values = [value, *(f"city{chance.randrange(40)}" for _ in range(chance.randrange(1, 6)))]
+            return Selection(
+                {**request, "spans": [{"equals": [one]} for one in values]},
+                lambda part: any(compare(part, one) == 0 for one in values),
+                reverse,
+                limit,
+            )
         if x < 0.75 or not shape.ordered:
             return Selection(
                 {**request, "equals": [value]}, lambda part: compare(part, value) == 0, reverse, limit

@@ -9,8 +9,9 @@ places that have failed in other systems.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +83,17 @@ CUT, LOST = 1, 300
 """The source partition that loses records, and how many: fewer than come after the build, or that begins
 again."""
 SAMPLE_ROLLBACK = [("step-back-half", 1)]
+EACH_KIND = ("tag", "hashed", "placed", "spread")
+"""Shapes: a btree, a hash, a spatial and a subpartitioned index."""
 
 
 def _cells(points: Iterable[str]) -> list[tuple[str, int]]:
     return [(point, count) for point in sorted(points) for count in (1, 2) if count == 1 or point not in ONCE]
+
+
+def _by_turns(cells: list[tuple[str, int]], shapes: Sequence[str]) -> list[tuple[str, int, str]]:
+    """Each place strikes an index of another kind."""
+    return [(*cell, shape) for cell, shape in zip(cells, cycle(shapes), strict=False)]
 
 
 ALL_ROLLBACKS = [("", 0), *_cells(OF_ROLLBACKS)]
@@ -108,7 +116,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 @pytest.fixture(scope="module")
 def scene(cluster: LocalCluster) -> Iterator[Scene]:
     with Scene(cluster, "matrix") as scene:
-        targets = scene.index("city_n", "tag")
+        targets = scene.index(*EACH_KIND)
         scene.ready(scene.build(targets), targets)
         yield scene
 
@@ -186,10 +194,17 @@ def test_a_crash_during_live_load(scene: Scene, point: str, count: int, tmp_path
     print(f"{point}:{count} fresh again after {took:.1f} s")
 
 
-@pytest.mark.parametrize(("point", "count"), _cells(LIVE | OF_BUILDS) if WHOLE_MATRIX else SAMPLE_BUILDING)
-def test_a_crash_during_a_build(cluster: LocalCluster, point: str, count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("point", "count", "shape"),
+    _by_turns(
+        _cells(LIVE | OF_BUILDS) if WHOLE_MATRIX else SAMPLE_BUILDING, ("placed", "spread", "hashed", "by_id")
+    ),
+)
+def test_a_crash_during_a_build(
+    cluster: LocalCluster, point: str, count: int, shape: str, tmp_path: Path
+) -> None:
     with Scene(cluster, f"{point}-{count}".replace("-", "_"), fill=6_000, per_second=100) as scene:
-        (target,) = scene.index("by_id")
+        (target,) = scene.index(shape)
         strike = Strike(scene, point, count, tmp_path)
         if point in OF_BUILDS:
             strike.arm()
@@ -227,14 +242,12 @@ def test_a_crash_during_a_verification(scene: Scene, point: str, count: int, tmp
     scene.look(f"after a crash at {point}")
 
 
-@pytest.mark.parametrize(
-    ("point", "count"), [("", 0), *_cells(OF_ROLLBACKS)] if WHOLE_MATRIX else SAMPLE_ROLLBACK
-)
+@pytest.mark.parametrize(("point", "count"), ALL_ROLLBACKS if WHOLE_MATRIX else SAMPLE_ROLLBACK)
 def test_a_crash_during_a_rollback(cluster: LocalCluster, point: str, count: int, tmp_path: Path) -> None:
     """The source loses acknowledged records that bases hold already."""
     name = f"rollback_{point}_{count}".replace("-", "_")
     with Scene(cluster, name, per_second=150, readers=0) as scene:
-        targets = scene.index("city_n", "tag")
+        targets = scene.index(*EACH_KIND)
         scene.ready(scene.build(targets), targets)
         ready = _end(scene)
         strike = Strike(scene, point, count, tmp_path) if point else None

@@ -16,7 +16,7 @@ from keytide.cli.admin import Admin
 from keytide.client import Client
 from keytide.errors import CallerError, KeytideError, RetryableError
 from keytide.geometry import Frame, NotAGeometryError, QueryShape, distance, envelope, geometry_of, point
-from tests.chaos import reading, scene
+from tests.chaos import driver, reading, scene
 from tests.chaos.reading import Reader
 from tests.chaos.run import Run, StoppedError, Target
 from tests.chaos.scene import Scene
@@ -147,6 +147,26 @@ def test_documents_are_of_all_sorts_and_the_same_for_the_same_seed() -> None:
     assert sum(value is None for _, value in made) > 100
     assert sum(value is not None and not entries for (_, value), entries in zip(made, held, strict=True)) > 50
     assert any(len(value or b"") > 100_000 for _, value in made)
+
+
+def test_a_run_of_one_keyspace_has_an_index_of_each_kind() -> None:
+    clauses = [SHAPES[name].clauses for name in driver.PERMANENT[0]]
+    assert any("USING" not in one and "SUBPARTITION" not in one for one in clauses)
+    for kind in ("USING hash", "USING spatial", "SUBPARTITION BY HASH(id)"):
+        assert any(kind in one for one in clauses), kind
+    assert {name for names in driver.PERMANENT for name in names} == set(SHAPES)
+
+
+def test_of_a_hash_one_key_is_asked_or_several() -> None:
+    reader, value = Reader(Run("http://127.0.0.1:1", "127.0.0.1:1", "keytide", 7), 1), "city3"
+    asked = [reader._selection("pages", SHAPES["hashed"]) for _ in range(200)]
+    several = [one for one in asked if "spans" in one.request]
+    assert several
+    assert any("equals" in one.request for one in asked)
+    for one in several:
+        named = {"equals": [value]} in one.request["spans"]
+        assert one.keeps is not None
+        assert one.keeps(value) == named
 
 
 def test_what_the_shapes_hold() -> None:
