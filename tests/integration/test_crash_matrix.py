@@ -9,7 +9,7 @@ places that have failed in other systems.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
@@ -85,15 +85,16 @@ again."""
 SAMPLE_ROLLBACK = [("step-back-half", 1)]
 EACH_KIND = ("tag", "hashed", "placed", "spread")
 """Shapes: a btree, a hash, a spatial and a subpartitioned index."""
+TURNS = ("placed", "spread", "hashed", "by_id")
 
 
 def _cells(points: Iterable[str]) -> list[tuple[str, int]]:
     return [(point, count) for point in sorted(points) for count in (1, 2) if count == 1 or point not in ONCE]
 
 
-def _by_turns(cells: list[tuple[str, int]], shapes: Sequence[str]) -> list[tuple[str, int, str]]:
-    """Each place strikes an index of another kind."""
-    return [(*cell, shape) for cell, shape in zip(cells, cycle(shapes), strict=False)]
+def _by_turns(cells: list[tuple[str, int]]) -> list[tuple[str, int, str]]:
+    """Each place with an index of another kind than the one before it."""
+    return [(*cell, shape) for cell, shape in zip(cells, cycle(TURNS), strict=False)]
 
 
 ALL_ROLLBACKS = [("", 0), *_cells(OF_ROLLBACKS)]
@@ -196,9 +197,7 @@ def test_a_crash_during_live_load(scene: Scene, point: str, count: int, tmp_path
 
 @pytest.mark.parametrize(
     ("point", "count", "shape"),
-    _by_turns(
-        _cells(LIVE | OF_BUILDS) if WHOLE_MATRIX else SAMPLE_BUILDING, ("placed", "spread", "hashed", "by_id")
-    ),
+    _by_turns(_cells(LIVE | OF_BUILDS) if WHOLE_MATRIX else SAMPLE_BUILDING),
 )
 def test_a_crash_during_a_build(
     cluster: LocalCluster, point: str, count: int, shape: str, tmp_path: Path
