@@ -86,15 +86,16 @@ class QueryShape:
         import shapely
 
         from keytide.geometry.drawn.charts import PLANE
+        from keytide.geometry.drawn.flat import contains
 
         shape, other = self.drawing.on(PLANE), geometry.drawing.on(PLANE)
         match self.relation:
             case "intersects":
                 return bool(shapely.intersects(shape, other))
             case "within":
-                return bool(shapely.contains(shape, other))
+                return contains(shape, other)
             case "contains":
-                return bool(shapely.within(shape, other))
+                return contains(other, shape)
             case "dwithin":
                 return bool(shapely.distance(shape, other) <= self.metres)  # as `distance` says
 
@@ -189,11 +190,12 @@ class QueryShape:
         import shapely
 
         from keytide.geometry.drawn.charts import PLANE
+        from keytide.geometry.drawn.flat import contains_areas
         from keytide.geometry.drawn.rings import polygons_of
 
         shape, others = self.drawing.on(PLANE), polygons_of(rings.at, rings.counts)
         if self.relation == "within":
-            return np.asarray(shapely.contains(shape, others))
+            return contains_areas(shape, others)
         if self.relation == "contains":
             return np.asarray(shapely.within(shape, others))
         return np.asarray(shapely.intersects(shape, others))

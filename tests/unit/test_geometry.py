@@ -17,6 +17,7 @@ from keytide.geometry import (
     Frame,
     NotAGeometryError,
     QueryShape,
+    Rings,
     bounds,
     cells_of,
     distance,
@@ -328,3 +329,44 @@ def test_whoever_needs_no_geometry_pays_for_no_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# --- collections in the plane -----------------------------------------------------------------------------
+
+TRIANGLE = [[2, 2], [4, 2], [4, 4], [2, 2]]
+AWAY = {"type": "Point", "coordinates": [20, 20]}
+DOT = {"type": "LineString", "coordinates": [[20, 20], [20, 20]]}
+
+
+def collection(*members: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "GeometryCollection", "geometries": list(members)}
+
+
+@pytest.mark.parametrize(
+    ("whole", "part", "contains"),
+    [
+        (collection(polygon(SQUARE), AWAY), polygon(TRIANGLE), True),
+        (collection(polygon(SQUARE), DOT), polygon(TRIANGLE), True),
+        (collection(polygon(TRIANGLE), AWAY), polygon(SQUARE), False),
+        (collection(polygon(SQUARE), AWAY), {"type": "LineString", "coordinates": SQUARE[:2]}, False),
+        (collection(polygon(SQUARE), AWAY), AWAY, True),
+        (collection(polygon(SQUARE), AWAY), collection(polygon(TRIANGLE), AWAY), True),
+        (collection(polygon(TRIANGLE), AWAY), collection(polygon(TRIANGLE), DOT), True),
+        (
+            collection(polygon(SQUARE), AWAY),
+            collection(polygon(TRIANGLE), {"type": "Point", "coordinates": [21, 20]}),
+            False,
+        ),
+        (collection(polygon(TRIANGLE), AWAY), collection(polygon(SQUARE), AWAY), False),
+        (collection(AWAY, DOT), AWAY, True),
+    ],
+)
+def test_a_collection_in_the_plane_contains_what_its_members_do(
+    whole: dict[str, Any], part: dict[str, Any], contains: bool
+) -> None:
+    one, other = geometry_of(whole, "planar"), geometry_of(part, "planar")
+    within = QueryShape("within", one)
+    assert QueryShape("contains", other).test(one) == within.test(other) == contains
+    if part["type"] == "Polygon":
+        ring = np.array(part["coordinates"][0], np.float64)
+        assert within.test_rings(Rings(ring, np.array([len(ring)]), "planar")).tolist() == [contains]
