@@ -71,6 +71,10 @@ def ordered_statement(definition: IndexDefinition, taken: Collection[str]) -> st
     )
     if definition.partitioned_by_cell:
         replaced = msgspec.structs.replace(
-            replaced, partition=DocumentId(), partition_kind="hash", given_splits=()
+            replaced,
+            partition=DocumentId(),
+            partition_kind="hash",
+            given_splits=(),
+            partition_slices=msgspec.UNSET,
         )
     return normal_statement(replaced, name_btree=True)

@@ -342,13 +342,21 @@ def test_statements_that_make_no_sense_are_refused(statement: str, reason: str) 
         parse_statement(statement)
 
 
-def test_a_btree_in_its_place_is_a_btree() -> None:
+@pytest.mark.parametrize(
+    ("partitions", "slices"),
+    [
+        ("SPLIT AT (5) WITH (srid=0)", 2),
+        ("SUBPARTITION BY HASH(id) SLICES 2 WITH (partitions=3)", 6),
+        ("SPLIT AT (5) SUBPARTITION BY HASH(id) SLICES (2, 1)", 3),
+        ("WITH (slices=4, auto_split=true)", 4),
+    ],
+)
+def test_a_btree_in_its_place_is_a_btree(partitions: str, slices: int) -> None:
     definition = definition_of(
-        "CREATE INDEX i ON k USING spatial (a) INCLUDE (n) PARTITION BY RANGE(cell) SPLIT AT (5) "
-        "WITH (srid=0)"
+        f"CREATE INDEX i ON k USING spatial (a) INCLUDE (n) PARTITION BY RANGE(cell) {partitions}"
     )
     made = definition_of(ordered_statement(definition, {"i"}))
-    assert (made.using, made.name, made.slices) == ("btree", "i_btree", 2)
+    assert (made.using, made.name, made.slices) == ("btree", "i_btree", slices)
     assert made.partitioned_by_id
 
 
