@@ -113,8 +113,15 @@ def _digits(value: float) -> int:
 
 
 def _shown(value: object) -> str:
-    text = repr(value) if isinstance(value, (str, bool, type(None))) else type(value).__name__
-    return text if len(text) <= 40 else text[:37] + "..."
+    """A value that is not what it should be, as whoever wrote JSON knows it."""
+    if isinstance(value, str):
+        text = repr(value)
+        return text if len(text) <= 40 else text[:37] + "..."
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, dict):
+        return "an object"
+    return "an array" if isinstance(value, (list, tuple)) else "a number"
 
 
 # --- types ------------------------------------------------------------------------------------------------
@@ -132,7 +139,8 @@ def _read(value: object, frame: Frame, parts: Parts, depth: int) -> dict[str, An
             raise NotAGeometryError("type is missing")
         if kind in ("Feature", "FeatureCollection"):
             raise NotAGeometryError(f"a {kind} is not a geometry: give its geometry")
-        raise NotAGeometryError(f"unknown type {_shown(kind)}")
+        unknown = f"unknown type {_shown(kind)}" if isinstance(kind, str) else f"type is {_shown(kind)}"
+        raise NotAGeometryError(unknown)
     coordinates = value.get("coordinates")
     if not isinstance(coordinates, (list, tuple)):
         raise NotAGeometryError(f"coordinates of a {kind} are an array")
