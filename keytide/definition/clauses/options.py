@@ -31,6 +31,8 @@ def options(at: Cursor) -> Iterator[tuple[str, Token, str, Token]]:
             value, place = "true", tokens[0]  # as PostgreSQL reads an option without a value
         elif len(tokens) == 3 and tokens[1].token_type == TokenType.EQ:
             value, place = tokens[2].text.lower(), tokens[2]
+        elif [one.token_type for one in tokens[1:3]] == [TokenType.EQ, TokenType.DASH] and len(tokens) == 4:
+            value, place = f"-{tokens[3].text.lower()}", tokens[3]
         else:
             raise at.error("an option is name=value", tokens)
         if name in seen:
