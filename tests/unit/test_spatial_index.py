@@ -432,7 +432,7 @@ def test_what_is_ordered_by_a_distance_has_one() -> None:
     ):
         refused = planned(farthest, SPATIAL)
         assert isinstance(refused, Refusal)
-        assert "it has no order" in refused.reason
+        assert "it has no order, and finds the nearest with a LIMIT only" in refused.reason
 
 
 @pytest.mark.parametrize(

@@ -225,9 +225,9 @@ def plan_on(select: Select, candidate: Candidate, condition: Predicate | None = 
         return Refusal(candidate.name, f"it is USING {structure.name}: it {read}")
     sorts = structure.ordered or read.keys or read.bounded or nearest is not None or select.limit == 0
     if read.spans and select.order_by and not (sorts or select.grouped):
-        return Refusal(
-            candidate.name, f"it is USING {structure.name}: it has no order, and sorts found keys only"
-        )
+        measured = structure.several and is_measured(select.order_by[0].value, leading, definition.system)
+        does = "finds the nearest with a LIMIT" if measured else "sorts found keys"
+        return Refusal(candidate.name, f"it is USING {structure.name}: it has no order, and {does} only")
     # All entries are true of these.
     assured = [given] if definition.include_missing else [given, Not(IsMissing(leading))]
     rest = [one for one in read.rest if not any(known != TRUE and implies(known, one) for known in assured)]
