@@ -164,7 +164,9 @@ def _spread(index: IndexRecord, statement: SpreadPartition) -> IndexDefinition:
     else:
         made = _of(index, definition, spread)
     if fault := made.partition_fault:
-        raise _refused(f"index {index.name}: {fault[0]}", fault[1])
+        name, by_range = render_name(index.name), definition.partition_kind == "range"
+        more = f"SPLIT PARTITION {statement.partition}" if by_range else "SET (slices=n)"
+        raise _refused(f"index {index.name}: {fault[0]}", f"ALTER INDEX {name} {more} makes more partitions")
     return made
 
 

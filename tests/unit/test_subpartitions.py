@@ -151,6 +151,23 @@ def test_unique_is_refused_with_the_reason() -> None:
         altered(index(PLAIN.replace("CREATE", "CREATE UNIQUE")), "PARTITION 0 SET (slices=2)")
 
 
+@pytest.mark.parametrize(
+    ("statement", "next_step"),
+    [
+        (PLAIN.replace("CREATE", "CREATE UNIQUE"), "SET (slices=n)"),
+        (f"{CITY} PARTITION BY HASH(id)", "SET (slices=n)"),
+        (
+            f"{CITY.replace('CREATE', 'CREATE UNIQUE')} PARTITION BY RANGE(city) SPLIT AT ('m')",
+            "SPLIT PARTITION 1",
+        ),
+    ],
+)
+def test_a_partition_that_cannot_be_spread_is_told_what_can_be_done(statement: str, next_step: str) -> None:
+    with pytest.raises(CallerError) as refused:
+        altered(index(statement), "PARTITION 1 SET (slices=2)")
+    assert refused.value.next_step.startswith(f"ALTER INDEX i {next_step}")
+
+
 # --- where entries lie --------------------------------------------------------------------------------------
 
 
