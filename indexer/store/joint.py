@@ -8,7 +8,8 @@ nothing unread can lie. What lies there is put into one dictionary, of each slic
 that a newer row hides an older one, and a removal marker hides both; its keys in order are the answer, or how
 it begins: when they are too few, the cursors at the bound give more, and of many those that are near it, and
 what lies up to the new bound follows. No row is merged twice, so rounds are cheap: slices have their rows in
-clumps as a rule, for an index is partitioned by its first key part unless it says otherwise.
+clumps as a rule, for an index is partitioned by its first key part unless it says otherwise. Where nearly all
+of the last rows that were found are of the cursor at the bound, it alone gives more, and all that is wanted.
 
 Of the oldest level a cursor gives at first what its slice has of the answer, very likely, when keys are
 spread evenly; of newer ones, which have less as a rule, a few rows, and more up to the bound, but hardly more
@@ -39,6 +40,15 @@ _SHARE_OF_ENDS: Final = 8
 """One of so many cursors is near the bound."""
 _SHARE_OF_READ: Final = 4
 """One of so many rows that were read is read on at least: rounds are few where many rows are removed."""
+_LAST: Final = 16
+_OF_ONE: Final = 12
+"""So many of the last rows that were found tell of a clump when they are of one cursor."""
+_CLUMPS: Final = 2
+"""Of more clumps than these each is smaller than what is wanted by much: cursors are read on as elsewhere."""
+_GROWTH: Final = 8
+"""Of a clump so many times as many rows as before are read on at most,"""
+_GROWN_BYTES: Final = 1 << 20
+"""if their values take no more than about this, else as many as before."""
 _FEW: Final = 4
 """Rows of a newer level that are read at first."""
 
@@ -102,7 +112,14 @@ class _Source:
 
     def read_on(self, most: int) -> int:
         """Read as much as was read before, or `most`; how many bytes that are, about."""
-        count = min(len(self.rows), most)
+        return self._read(min(len(self.rows), most))
+
+    def read_clump(self, most: int) -> int:
+        """The same, but some times as much as was read before, if that is not too large."""
+        times = max(1, min(_GROWTH, _GROWN_BYTES // (_bytes(self.rows) + 1)))
+        return self._read(min(times * len(self.rows), most))
+
+    def _read(self, count: int) -> int:
         rows = self._cursor.onward(count)
         keys = [key for key, _ in rows]
         self.in_order = self.in_order and all(map(self._ahead, (self.keys[-1], *keys), keys))
@@ -154,7 +171,7 @@ def first_rows(
         for levels in slices
     ]
     found: list[Row] = []
-    most, size = LOOKED_AT * count + SPARE, 0
+    most, size, clumps = LOOKED_AT * count + SPARE, 0, 0
     while True:
         ends = [levels[0].keys[-1] for levels in sources if levels and levels[0].more]
         end = nearest(ends) if ends else None
@@ -180,9 +197,24 @@ def first_rows(
         if total > most or size > LOOKED_AT_BYTES:
             return None
         reached = sorted(ends, reverse=reverse)[len(ends) // _SHARE_OF_ENDS]
-        for source in chain.from_iterable(sources):
-            if source.more and within(source.keys[-1], reached):
-                size += source.read_on(max(count - len(found), total // _SHARE_OF_READ))
+        still = max(count - len(found), total // _SHARE_OF_READ)
+        near = [one for one in chain.from_iterable(sources) if one.more and within(one.keys[-1], reached)]
+        clump = _clump(near, bound, found, within) if clumps < _CLUMPS else None
+        if clump is not None:
+            size += clump.read_clump(still)
+            clumps += 1
+            continue
+        for source in near:
+            size += source.read_on(still)
+
+
+def _clump(near: Iterable[_Source], bound: bytes, found: Sequence[Row], within: _Compares) -> _Source | None:
+    """The cursor at the bound, if the last rows that were found are nearly all its own."""
+    at_bound = [source for source in near if source.keys[-1] == bound]
+    if len(found) < _LAST or len(at_bound) != 1 or len(at_bound[0].keys) < _OF_ONE:
+        return None
+    # No more than so many of what was found lie at or behind its twelfth row from the end.
+    return at_bound[0] if within(found[-_LAST][0], at_bound[0].keys[-_OF_ONE]) else None
 
 
 def rows_within(

@@ -244,6 +244,44 @@ def test_many_slices_are_not_merged_over_and_over(
     assert rounds <= 60
 
 
+class Asked(Rows):
+    """Notes how much it was read on by, and how much was read before."""
+
+    def __init__(self, level: Level) -> None:
+        super().__init__(level)
+        self.asked: list[tuple[int, int]] = []
+
+    def onward(self, count: int) -> list[Row]:
+        self.asked.append((count, self.read))
+        return super().onward(count)
+
+
+def clumps(rows: int, value: bytes = PUT, slices: int = 8) -> list[Asked]:
+    """So many rows that follow one another lie in one slice, the next ones in the next."""
+    return [
+        Asked({b"k%06d" % key: value for key in range(8_000) if key // rows % slices == at})
+        for at in range(slices)
+    ]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("rows", [100, 1_000])
+def test_of_a_clump_nothing_is_read_but_what_is_wanted(rows: int, reverse: bool) -> None:
+    levels = clumps(rows)
+    found = read([[one] for one in levels], b"", None, reverse, 101)
+    assert found == [(b"k%06d" % (7_999 - key if reverse else key), b"") for key in range(101)]
+    begun = len(levels) * levels[0].asked[0][0]
+    assert sum(one.read for one in levels) - begun <= 101
+    assert sum(len(one.asked) for one in levels) == len(levels) + 1, "one was read on, once"
+
+
+def test_of_a_clump_of_large_rows_little_is_read_at_once() -> None:
+    levels = clumps(30, PUT + bytes(100_000), slices=4)
+    assert read([[one] for one in levels], b"", None, False, 60) is not None
+    assert any(one.asked[1:] for one in levels), "nothing was read on"
+    assert all(count <= before for one in levels for count, before in one.asked[1:])
+
+
 def test_large_rows_that_were_removed_are_left_to_others() -> None:
     """They are all held at once: fewer of them are."""
     base: Level = {b"k%06d" % key: PUT + bytes(100_000) for key in range(1_000)}
