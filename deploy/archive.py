@@ -103,7 +103,7 @@ def write(file: Path) -> None:
         )
         options["spark.driver.extraJavaOptions"] += f" -XX:ArchiveClassesAtExit={file}"
         session = start_session(options)
-        warm_up(session, 2).join()
+        warm_up(session, 2).wait()
         query = (
             session.readStream.format("rate")
             .load()

@@ -32,7 +32,7 @@ from keytide.model.health import Reason, Verdict
 from keytide.model.roles import Role
 from keytide.process.metrics import build_info
 from keytide.process.program import say_ready, spare_collections
-from keytide.process.worker import Worker
+from keytide.process.worker import Worker, logged
 from keytide.serving.server import server_of
 from keytide.settings.settings import SecuritySettings, Settings
 
@@ -81,6 +81,8 @@ class Serving:
         self._failure: BaseException | None = None
         self._worker = Worker(name, self.fail, lambda: work(self._stop, self._started), daemon=False)
         self._stop = self._worker.stopping
+        # By itself: it ends when it has spoken, and a node that nobody hears serves all the same.
+        self._announcer = Worker("announce", logged, self._announce)
         self._server = server_of(
             application(self.fail),
             settings.http,
@@ -102,8 +104,7 @@ class Serving:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._end)  # uvicorn raises the signal again once it has stopped
         self._worker.open()
-        # By itself: it ends when it has spoken, and a node that nobody hears serves all the same.
-        threading.Thread(target=self._announce, name="announce", daemon=True).start()
+        self._announcer.open()
         try:
             if not isinstance(self._listener, socket.socket):
                 while not (self._started.wait(LOOK_S) or self._server.should_exit):
@@ -113,6 +114,7 @@ class Serving:
         finally:
             self._closing()
             self._worker.close(STOP_WAIT_S)
+            self._announcer.close(LOOK_S)  # who speaks to nobody may be held up for ever
         if self._failure is not None:
             raise self._failure
 
@@ -130,8 +132,7 @@ class Serving:
 
     def _announce(self) -> None:
         """One line on stdout once it serves."""
-        self._started.wait()
-        while not self._server.started and not self._stop.wait(0.01):
+        while not (self._started.is_set() and self._server.started) and not self._stop.wait(0.01):
             pass
         if not self._stop.is_set():
             spare_collections()

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from indexer.validation.primary import Primary, PrimaryUnreachableError
+from keytide.process.worker import Worker, logged
 
 _T = TypeVar("_T")
 
@@ -53,10 +54,7 @@ class PrimaryThreads:
             raise self._too_late(timeout_s) from error
         done: asyncio.Future[_T] = loop.create_future()
         done.add_done_callback(_forget)  # whoever waits may be gone by then
-        thread = threading.Thread(
-            target=self._call, args=(loop, done, work), name=f"primary-{self._keyspace}", daemon=True
-        )
-        thread.start()
+        Worker(f"primary-{self._keyspace}", logged, lambda: self._call(loop, done, work)).open()
         await asyncio.wait([done], timeout=max(0.0, ends_at - loop.time()))
         if not done.done():
             raise self._too_late(timeout_s)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
+from keytide.process.worker import Worker
 from keytide.settings.settings import Settings
 from streaming.drivers.failures import StoppedError
 from streaming.drivers.rate_gate import LocalClient, RateGate, TaskClient, gate_of
@@ -123,7 +124,7 @@ class SparkEngine:
         self._stop = stop
         self._scratch = scratch
         self._threads = ThreadPoolExecutor(1, "spark")
-        self._warming: threading.Thread | None = None
+        self._warming: Worker | None = None
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
         options = spark.session_options(settings, scratch, rows=rows)
@@ -168,7 +169,7 @@ class SparkEngine:
         """End Spark: some seconds."""
         self.gate.close()
         if self._warming is not None:
-            self._warming.join()
+            self._warming.wait()
         self.session.stop()
         self._threads.shutdown()
         shutil.rmtree(self._scratch, ignore_errors=True)

@@ -39,7 +39,7 @@ from keytide.kafka.topics import CatalogReader
 from keytide.process.attempt import this_attempt
 from keytide.process.clock import now_ms
 from keytide.process.program import begin, log_to_stderr
-from keytide.process.worker import Worker
+from keytide.process.worker import Worker, logged
 from keytide.settings.settings import Settings, load_settings
 from keytide.wire.messages import BuildProgress, JobProgress
 from streaming.core import micro_batches as core
@@ -229,9 +229,9 @@ class Driver:
             return exit_status(error, failure)
         finally:
             self._reporter.send()
-            ending = threading.Thread(target=self._end_engine, name="end", daemon=True)
-            ending.start()
-            ending.join(END_S)
+            ending = Worker("end", logged, self._end_engine)
+            ending.open()
+            ending.wait(END_S)
             self._reporter.close()
 
     def _end_engine(self) -> None:

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from keytide.process.worker import Worker, logged
 from streaming.core.rate import TokenBucket
 
 if TYPE_CHECKING:
@@ -223,12 +224,14 @@ class ListeningGate(RateGate):
         super().__init__()
         self._server = server = _GateServer(bind or host, self)
         self.client = RateClient(host, server.server_address[1], server.token)
-        threading.Thread(target=server.serve_forever, args=(_PAUSE_S,), name="gate", daemon=True).start()
+        self._listening = Worker("gate", logged, lambda: server.serve_forever(_PAUSE_S))
+        self._listening.open()
 
     def close(self) -> None:
         """Let everybody go, and listen no more."""
         super().close()
         self._server.shutdown()
+        self._listening.wait()
         self._server.server_close()
 
 

@@ -23,11 +23,11 @@ import logging
 import os
 import re
 import sys
-import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from keytide.process.worker import Worker, logged
 from keytide.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def start_session(options: Mapping[str, str], jars: Iterable[str] = ()) -> Spark
     return builder.getOrCreate()
 
 
-def warm_up(session: SparkSession, partitions: int) -> threading.Thread:
+def warm_up(session: SparkSession, partitions: int) -> Worker:
     """Have Spark start its Python workers while the query is still being planned.
 
     Workers take about as long to start as the first micro-batch takes to plan; together they take half. The
@@ -245,9 +245,9 @@ def warm_up(session: SparkSession, partitions: int) -> threading.Thread:
         except (PySparkException, Py4JError) as error:  # the query tells what is wrong, if it meets it too
             log.debug("warming up failed: %s", error)
 
-    thread = threading.Thread(target=run, name="warm-up", daemon=True)
-    thread.start()
-    return thread
+    worker = Worker("warm-up", logged, run)
+    worker.open()
+    return worker
 
 
 def _same(batches: Iterable[RecordBatch]) -> Iterable[RecordBatch]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -290,3 +291,18 @@ def test_a_stopped_worker_dies_with_its_node(tmp_path: Path) -> None:
         worker = int(said.readline())
     assert os.waitstatus_to_exitcode(os.waitpid(node, 0)[1]) == -signal.SIGKILL
     wait_for(lambda: not alive(worker))
+
+
+def test_a_worker_that_cannot_read_its_jobs_says_so_and_ends() -> None:
+    """It would wait for ever for a job that nobody can give it."""
+    with Path(os.devnull).open("wb") as unreadable:
+        told = subprocess.run(
+            [sys.executable, "-m", "indexer.store.fold.process"],
+            stdin=unreadable,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert told.returncode == 1
+    assert "the thread jobs has failed" in told.stderr

@@ -64,6 +64,11 @@ ASKS_OVER_HTTP = {
 }
 """The only modules of the product that may make requests over HTTP themselves, and for what."""
 
+THREADS = {"Thread", "Timer", "start_new_thread"}
+STARTS_THREADS = {"keytide/process/worker.py": "the one way that a thread begins, fails and ends"}
+"""The only modules of the product that may make a thread themselves, and why. (Pools hand errors to whoever
+asks for the result.)"""
+
 
 @cache
 def tracked() -> tuple[Path, ...]:
@@ -237,6 +242,40 @@ def test_whoever_asks_for_a_structure_by_name_is_seen(line: str, tmp_path: Path)
     assert structures_asked_for(tmp_path / "asks.py")
     (tmp_path / "may.py").write_text("if at.partition_kind == 'hash' or kind == 'hash': ...\n")
     assert not structures_asked_for(tmp_path / "may.py")
+def threads_made(path: Path) -> list[str]:
+    """Where a module makes threads by itself, or a class of them: bare ones, whose errors nobody hears."""
+    made = [(node.lineno, node.func) for node in nodes(path, ast.Call)]
+    made += [(node.lineno, base) for node in nodes(path, ast.ClassDef) for base in node.bases]
+    found = [line for line, of in made if isinstance(of, ast.Attribute) and of.attr in THREADS]
+    found += [
+        node.lineno
+        for node in nodes(path, ast.ImportFrom)
+        if node.module in ("threading", "_thread") and THREADS & {alias.name for alias in node.names}
+    ]
+    return [f"line {line}" for line in found]
+
+
+def test_threads_of_the_product_are_workers() -> None:
+    """They are a `keytide.process.worker.Worker`, which says what its work fails with."""
+    found = {named(path): lines for path in sources(PRODUCT) if (lines := threads_made(path))}
+    assert {name: lines for name, lines in found.items() if name not in STARTS_THREADS} == {}
+    assert STARTS_THREADS.keys() - found.keys() == set(), "an exception that is no longer needed"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "threading.Thread(target=print).start()",
+        "from threading import Thread as T",
+        "threading.Timer(1, print)",
+        "class Mine(threading.Thread): ...",
+    ],
+)
+def test_a_bare_thread_is_seen(code: str, tmp_path: Path) -> None:
+    (tmp_path / "bare.py").write_text(f"import threading\n{code}\n")
+    assert threads_made(tmp_path / "bare.py")
+    (tmp_path / "fine.py").write_text("import threading\nowner: threading.Thread | None = None\n")
+    assert not threads_made(tmp_path / "fine.py")
 
 
 def test_no_file_of_product_code_is_too_long() -> None:

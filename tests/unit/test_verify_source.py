@@ -21,6 +21,7 @@ from keytide.catalog.partitioning import Partitioning
 from keytide.catalog.records import BuildRecord, JobRecord
 from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
+from keytide.process.worker import Worker
 from keytide.settings.settings import Settings, load_settings
 from projector.core.projection import SourceBatch
 from streaming.core import micro_batches as core
@@ -293,10 +294,10 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSpark]:
         assert "TieredStopAtLevel=1" in options["spark.driver.extraJavaOptions"], "no rows go through the JVM"
         return made
 
-    def warm_up(session: Any, partitions: int) -> threading.Thread:
-        thread = threading.Thread(target=lambda: None)
-        thread.start()
-        return thread
+    def warm_up(session: Any, partitions: int) -> Worker:
+        worker = Worker("warm-up", None, lambda: None)
+        worker.open()
+        return worker
 
     monkeypatch.setattr("streaming.spark.session.start_session", start)
     monkeypatch.setattr("streaming.spark.session.warm_up", warm_up)

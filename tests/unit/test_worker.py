@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from indexer.serve import process
+from indexer.store.lmdb.levels import Level
 from keytide.process.worker import QueueWorker, Worker, logged
+from keytide.settings.settings import load_settings
+from tests.store_kit import SMALL
+from tests.waiting import wait_for
 
 LIMIT_S = 10.0
 
@@ -114,3 +123,54 @@ def test_one_that_never_began_can_be_closed() -> None:
     failures: list[BaseException] = []
     assert Jobs(failures.append).close()
     assert failures == []
+
+
+def announcing(announce: Callable[[str], None]) -> process.Serving:
+    """An endpoint, which is only asked to say that it serves."""
+
+    async def answers(*_: Any) -> None:
+        """Nobody asks."""
+
+    return process.Serving(
+        load_settings(),
+        lambda _: answers,
+        socket.socket,
+        "http://here",
+        lambda *_: None,
+        "work",
+        announce=announce,
+    )
+
+
+def test_an_endpoint_that_cannot_say_that_it_serves_logs_why(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(url: str) -> None:
+        raise BrokenPipeError(f"{url} is told to nobody")
+
+    one = announcing(broken)
+    one._server.started = True
+    one._started.set()
+    one._announcer.open()
+    assert one._announcer.wait(LIMIT_S)
+    assert "the thread announce has failed" in caplog.text
+    assert "http://here is told to nobody" in caplog.text
+
+
+def test_an_endpoint_that_never_serves_says_nothing_and_ends() -> None:
+    """Its work has failed before there was something to answer from."""
+    told: list[str] = []
+    one = announcing(told.append)
+    one._announcer.open()
+    one._worker.stopping.set()
+    assert one._announcer.wait(LIMIT_S)
+    assert told == []
+
+
+def test_a_delta_that_cannot_be_deleted_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder := tmp_path / "delta").mkdir()
+    level = Level(folder, SMALL.delta_map_bytes, SMALL, sync=False)
+    monkeypatch.setattr("indexer.store.lmdb.levels.shutil.rmtree", lambda *_, **__: None)
+    with caplog.at_level(logging.WARNING):
+        level.retire(folder)
+        wait_for(lambda: f"{folder} is of no use any more" in caplog.text)

@@ -12,11 +12,11 @@ from __future__ import annotations
 import os
 import queue
 import sys
-import threading
 
 from indexer.store.fold.fold import FoldJob, run_fold
 from keytide.process.parent_death import follow_parent
 from keytide.process.program import begin
+from keytide.process.worker import Worker, logged
 
 
 def main() -> None:
@@ -30,11 +30,15 @@ def main() -> None:
             jobs.put(line)
         os._exit(0)  # the parent is gone or has closed us: nothing that is at work may go on
 
+    def failed(error: BaseException) -> None:
+        logged(error)
+        os._exit(1)  # no job would ever come again: whoever gives them starts another process
+
     def further() -> None:
         sys.stdout.buffer.write(b"\n")
         sys.stdout.buffer.flush()
 
-    threading.Thread(target=read, name="jobs", daemon=True).start()
+    Worker("jobs", failed, read).open()
     while True:
         outcome = run_fold(FoldJob.from_line(jobs.get()), further)
         sys.stdout.buffer.write(outcome.to_line())

@@ -33,6 +33,7 @@ from indexer.store.environment import Room, Tables, follow_environment, open_env
 from indexer.store.resolve.bloom_filter import IdFilter
 from indexer.store.settings import StoreSettings
 from keytide.errors import RetryableError, invariant
+from keytide.process.worker import Worker, logged
 
 log = logging.getLogger(__name__)
 
@@ -159,11 +160,15 @@ class LevelFiles:
             self.environment.close()
         else:
             # Unlinking some hundred megabytes takes long enough to be felt by whoever lets go last: a scan.
-            threading.Thread(target=self._dispose, args=(self._delete,), name="old-delta").start()
+            # The process does not end before it is done, or files would stay behind.
+            folder = self._delete
+            Worker("old-delta", logged, lambda: self._dispose(folder), daemon=False).open()
 
     def _dispose(self, folder: Path) -> None:
         self.environment.close()
         shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            log.warning("%s is of no use any more, and could not be deleted", folder)
 
 
 class Level(LevelFiles):
