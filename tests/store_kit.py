@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from indexer.store.copies import EXPORT_TABLES, StoreFilling, Table
+from indexer.store.files.pages import PageFile
 from indexer.store.fold.worker import Folder
-from indexer.store.formats.pages import PageFile
 from indexer.store.interface import Applied, Row, SliceStore, StoreExport, StoreSnapshot
 from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.settings import MIB, StoreSettings

@@ -24,11 +24,11 @@ from coordinator.http.leader_access import LeaderAccess
 from coordinator.http.list_routes import add_lists, in_half
 from coordinator.http.move_routes import add_moves
 from coordinator.http.problems import add_error_handlers
+from coordinator.kafka.field_notices import notice
 from coordinator.leader import Leader
 from coordinator.process.service import CoordinatorService
 from coordinator.statements.altering import named
 from coordinator.statements.commands import CommandResult
-from coordinator.statements.field_notices import notice
 from coordinator.statements.origin_body import OriginBody
 from coordinator.statements.origin_reach import reach_of
 from coordinator.views import health, views

@@ -5,10 +5,10 @@ has the slice answers.
     source     answers from exports of this node's stores (pure)
     target     fills a store with the answers (pure)
     rate_limit holds a rate, by resting (pure)
-    worker     the threads that ask other nodes and fill, for `indexer.hosting` (`indexer.hosting.filling`)
 
-The scan endpoint (`indexer.serve.api`) asks `source`, the ingest loop opens `worker`. May import the slices'
-stores, `indexer.hosting.filling` and what nodes speak with each other; knows neither Kafka nor scans.
+The threads that ask other nodes and fill are `indexer.ingest.copy_worker`; the scan endpoint
+(`indexer.serve.api`) asks `source`. May import the interface of the slices' stores and what nodes speak with
+each other; knows neither Kafka nor scans.
 
 Spoken between nodes of neighbouring releases: fields are added at the end, with defaults. Not to be touched
 lightly: a target never mixes two generations, or a copy is of no moment at all, and looks whole.

@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
+from indexer.hosting.core.slice_status import absent
 from indexer.hosting.node_folder import NodeFolder
 from indexer.hosting.slice_runner import SliceKey
-from indexer.hosting.slice_status import absent
 from keytide.catalog.copies import CopyRecord
 from keytide.wire.messages import SliceStatus
 

@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from indexer.hosting import slice_status as status
+from indexer.hosting.core import slice_status as status
 from indexer.hosting.filling import CopyFiller, Fillings
 from indexer.hosting.metrics import NodeMetrics
 from indexer.hosting.node import ServingNode

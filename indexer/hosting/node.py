@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from indexer.hosting.control import Control
+from indexer.hosting.core.control import Control
 from indexer.hosting.slice_runner import SliceKey
 from indexer.hosting.snapshot_reader import JointReader, SnapshotReader
 from indexer.hosting.snapshots import SnapshotRing

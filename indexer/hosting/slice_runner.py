@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from indexer.hosting import slice_status as status
+from indexer.hosting.core import slice_status as status
 from indexer.hosting.metrics import Evictions, NodeMetrics
 from indexer.hosting.snapshots import SnapshotRing
 from indexer.hosting.spool import Spool

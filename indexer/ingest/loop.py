@@ -18,12 +18,12 @@ from typing import Final
 
 import psutil
 
-from indexer.copying.worker import CopyWorker
 from indexer.hosting.hosting import Hosting, SliceChange
 from indexer.hosting.metrics import NodeMetrics, shown_names
 from indexer.hosting.node import ServingNode
 from indexer.hosting.node_folder import NodeFolder
 from indexer.ingest.consumer import Lost, NodeConsumer, Record, TopicKind
+from indexer.ingest.copy_worker import CopyWorker
 from indexer.ingest.metadata import MetadataFeed, TellsOn
 from indexer.ingest.reports import NodeReporter
 from indexer.slice.events import BackfillData, CaughtUp, Decide, MutationData, Stamped

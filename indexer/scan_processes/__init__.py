@@ -1,7 +1,7 @@
 """Scan processes: processes beside a node's own that answer pages from its slices (ADR 31).
 
-`messages` (pure) is what the node tells them, and what they tell it; `channel` carries it; `telling` and
-`supervisor` work in the node's process, `pins` (pure), `node`, `leases`, `pages` and `passing` in theirs.
+`core.messages` is what the node tells them, and what they tell it; `channel` carries it; `telling` and
+`supervisor` work in the node's process, `core.pins`, `core.leases`, `node`, `pages` and `passing` in theirs.
 Called by `indexer.serve`. It reads snapshots that the node holds, and holds none by itself: whatever
 decides what is kept stays in `indexer.hosting.snapshots`.
 """

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from indexer.scan_processes.messages import PIECE, Joined, pieces
+from indexer.scan_processes.core.messages import PIECE, Joined, pieces
 
 WAITING: Final = 20_000
 """Packets that may wait: a process that takes none is ended long before, by its silence."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from indexer.scan_processes.messages import Alive, Sample
+from indexer.scan_processes.core.messages import Alive, Sample
 
 _Sums = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 """(name, labels) -> value."""

@@ -27,7 +27,7 @@ from indexer.hosting.node import ServingNode
 from indexer.hosting.snapshot_reader import JointReader, OpenSnapshot, ReaderCounts, SnapshotReader
 from indexer.ingest.metadata import MetadataFeed
 from indexer.scan_processes.channel import read
-from indexer.scan_processes.messages import (
+from indexer.scan_processes.core.messages import (
     Alive,
     Closed,
     ControlRecord,
@@ -42,7 +42,7 @@ from indexer.scan_processes.messages import (
     pieces,
     told_decoder,
 )
-from indexer.scan_processes.pins import PinnableLevel, Pins
+from indexer.scan_processes.core.pins import PinnableLevel, Pins
 from indexer.store.lmdb.levels import FollowedLevel, View, file_of
 from indexer.store.lmdb.snapshot import LmdbSnapshot
 from keytide.catalog.catalog import Catalog
@@ -64,7 +64,7 @@ class SliceSnapshots:
         self.newest = -1
         self.reads = 0
 
-    # --- the listening thread: `indexer.scan_processes.pins.PinnedRing` ---------------------------------
+    # --- the listening thread: `indexer.scan_processes.core.pins.PinnedRing` --------------------------------
 
     def pin(self, told: Kept, views: Sequence[View]) -> None:
         snapshot = OpenSnapshot(LmdbSnapshot(views, told.applied, told.counts), told.number)

@@ -43,8 +43,8 @@ from indexer.scan.peer.messages import (
 from indexer.scan.plan.leases import TooManyLeasesError, longest_lease_s
 from indexer.scan.plan.waiting import Gone
 from indexer.scan.request.request import CountRequest, Question, ScanRequest, parse
-from indexer.scan_processes.leases import GrantedLeases, longer
-from indexer.scan_processes.messages import Sample
+from indexer.scan_processes.core.leases import GrantedLeases, longer
+from indexer.scan_processes.core.messages import Sample
 from indexer.scan_processes.passing import HalfAnsweredError, Passing
 from indexer.view import NodeView
 from keytide.errors import KeytideError

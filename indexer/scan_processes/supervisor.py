@@ -33,7 +33,7 @@ from msgspec import structs
 from prometheus_client.registry import Collector
 
 from indexer.scan_processes.channel import Channel
-from indexer.scan_processes.messages import Alive, Ping, Welcome, alive_decoder
+from indexer.scan_processes.core.messages import Alive, Ping, Welcome, alive_decoder
 from indexer.scan_processes.metrics import ProcessTotals
 from indexer.scan_processes.passing import SOCKET, way_to
 from indexer.scan_processes.telling import Listening, Telling

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from indexer.hosting.snapshots import SnapshotRing
 from indexer.scan_processes.channel import Channel
-from indexer.scan_processes.messages import (
+from indexer.scan_processes.core.messages import (
     Closed,
     ControlRecord,
     DictionaryChange,

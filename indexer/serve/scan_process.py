@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from indexer.scan.http.problems import OnBug
 from indexer.scan_processes.channel import read
-from indexer.scan_processes.messages import Welcome, welcome_decoder
+from indexer.scan_processes.core.messages import Welcome, welcome_decoder
 from indexer.scan_processes.node import NodeListener, PinnedNode
 from indexer.scan_processes.pages import PageApplication, gated, samples_of
 from indexer.scan_processes.passing import Passing, way_to

@@ -8,7 +8,8 @@ have one in dictionaries, `tests/memory_store`, which must do the same.
     lmdb         the real store: base, frozen delta, delta; reading, writing, loading, bulk, merge, copying
     resolve      documents + what is held -> what to write (pure): versions, moves, removals
     fold         merging a frozen delta into the base, in a process of its own, with the way back
-    formats      bytes on disk: records, state, pages and their checksums
+    formats      bytes on disk: records, state (pure)
+    files        files beside and below LMDB: pages, their checksums, the filter
     integrity    whether a base is what was written; forward entries against the back index
 
 May be imported by the indexer's core (interface, settings), its service and the tests; imports

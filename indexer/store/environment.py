@@ -25,8 +25,8 @@ from typing import Any, Final, NamedTuple
 
 import lmdb
 
+from indexer.store.files.pages import DamagedError
 from indexer.store.fold.fold import LMDB_DAMAGE
-from indexer.store.formats.pages import DamagedError
 from indexer.store.interface import StoreDamagedError
 from indexer.store.settings import MIB, StoreSettings
 from keytide.errors import RetryableError

@@ -1,7 +1,7 @@
 """Validation on read: rows of a scan are compared with the documents of a primary before they are answered.
 
-    primary    what a primary is asked and answers (pure)
-    verdicts   rows and documents -> verdicts, by the projector's own projection (pure)
+    core       what a primary is asked and answers; rows and documents -> verdicts, by the projector's own
+               projection (pure)
     versions   which version of its document each row comes from, asked of the slices
     sql        a primary in a database, through SQLAlchemy
     topic      the source topic itself as the primary

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from indexer.validation.primary import Primary, PrimaryUnreachableError
+from indexer.validation.core.primary import Primary, PrimaryUnreachableError
 from keytide.process.worker import Worker, logged
 
 _T = TypeVar("_T")

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from indexer.scan.gather.scatter import Target
 from indexer.scan.peer.messages import Entry, SliceReader
+from indexer.validation.core.primary import AnsweredDocument, Primary, PrimaryUnreachableError
+from indexer.validation.core.verdicts import BEHIND, STALE, VALID, Judge
 from indexer.validation.executor import PrimaryThreads
-from indexer.validation.primary import AnsweredDocument, Primary, PrimaryUnreachableError
-from indexer.validation.verdicts import BEHIND, STALE, VALID, Judge
 from indexer.validation.versions import ask_versions
 from keytide.catalog.records import IndexRecord
 from keytide.model.timestamp import Timestamp

@@ -16,14 +16,14 @@ from typing import Final
 from indexer.scan.peer.messages import SliceReader
 from indexer.scan.plan.directory import Scannable
 from indexer.scan.plan.errors import UnknownIndexError
-from indexer.validation.executor import PrimaryThreads
-from indexer.validation.page import PageCheck
-from indexer.validation.primary import (
+from indexer.validation.core.primary import (
     NoPrimaryError,
     Primary,
     PrimaryMisconfiguredError,
 )
-from indexer.validation.verdicts import Judge
+from indexer.validation.core.verdicts import Judge
+from indexer.validation.executor import PrimaryThreads
+from indexer.validation.page import PageCheck
 from indexer.view import NodeView
 from keytide.definition.index import IndexDefinition
 from keytide.errors import CallerError

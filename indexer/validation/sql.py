@@ -32,7 +32,7 @@ import msgspec
 import sqlalchemy as sql
 from sqlalchemy import exc
 
-from indexer.validation.primary import (
+from indexer.validation.core.primary import (
     AnsweredDocument,
     PrimaryAnswer,
     PrimaryMisconfiguredError,

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from indexer.validation.primary import (
+from indexer.validation.core.primary import (
     UNKNOWN_OFFSET,
     AnsweredDocument,
     PrimaryAnswer,

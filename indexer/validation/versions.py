@@ -20,7 +20,7 @@ import msgspec
 from indexer.scan.gather.scatter import SliceAnswers as Answered
 from indexer.scan.gather.scatter import Target, ask_task
 from indexer.scan.peer.messages import SliceReader
-from indexer.validation.primary import UNKNOWN_OFFSET, AnsweredDocument
+from indexer.validation.core.primary import UNKNOWN_OFFSET, AnsweredDocument
 from keytide.catalog.partitioning import Partitioning
 from keytide.collation import encode_part, skip_key
 from keytide.collation.layout import INVERTED

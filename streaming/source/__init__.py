@@ -1,7 +1,6 @@
 """Indexes as Spark DataFrames: `spark.read.format("keytide")`, by PySpark's Python Data Source API.
 
-    options   what `.option(...)` may say (pure)
-    where     the option `where`: a condition on key parts -> spans of an index (pure)
+    core      what `.option(...)` may say; its `where`: a condition on key parts -> spans of an index (pure)
     columns   columns of an index <-> columns of a DataFrame
     opening   driver: hold a snapshot, learn columns and slices; executors: read one slice
     default   the classes that Spark calls

@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 )
 
 from keytide.client.protocol.options import Column as Group
-from streaming.source.options import OptionError
+from streaming.source.core.options import OptionError
 
 if TYPE_CHECKING:
     import pyarrow as pa

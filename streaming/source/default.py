@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from streaming.source.core.options import Options
     from streaming.source.opening import IndexSnapshot
-    from streaming.source.options import Options
 
 TOKEN_VARIABLE: Final = "KEYTIDE_TOKEN"
 """Holds the driver's API token where no option does, as for `keytide` itself."""
@@ -34,8 +34,8 @@ class DefaultSource(DataSource):
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
+        from streaming.source.core.options import Options
         from streaming.source.opening import open_index
-        from streaming.source.options import Options
 
         self._options = Options.read(options, os.environ.get(TOKEN_VARIABLE, ""))
         self._opened = open_index(self._options)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from keytide.client import Client
 from keytide.errors import CallerError, InvariantViolationError, KeytideError, RetryableError
 from streaming.source.columns import IndexColumn, columns_of, groups_of, key_names, types_of
-from streaming.source.options import Options
-from streaming.source.where import selection_of
+from streaming.source.core.options import Options
+from streaming.source.core.where import selection_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,8 +13,8 @@ from typing import Any
 import lmdb
 
 from indexer.store.environment import Tables
+from indexer.store.files.checksums import write_checksums
 from indexer.store.fold.fold import COUNTS_KEY, OWNER_KEY, SEQUENCE_KEY, STATE_KEY
-from indexer.store.formats.checksums import write_checksums
 from indexer.store.formats.records import PUT, pack_record, unpack_record
 from indexer.store.formats.state_bytes import decode_applied, decode_counts, encode_state
 from indexer.store.interface import Counts, StoredDocument

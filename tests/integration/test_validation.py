@@ -17,7 +17,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from deploy.kafka import EmbeddedKafka
-from indexer.validation.primary import (
+from indexer.validation.core.primary import (
     AnsweredDocument,
     PrimaryAnswer,
     PrimaryMisconfiguredError,

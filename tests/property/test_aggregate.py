@@ -18,10 +18,10 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.scan.aggregate import aggregates as aggregate
 from indexer.scan.aggregate import columns as aggregate_columns
 from indexer.scan.aggregate.accumulators import Accumulator, Wants
 from indexer.scan.aggregate.request import AggregateRequest
+from indexer.scan.gather import aggregates as aggregate
 from indexer.scan.request.request import Question
 from keytide.collation import MISSING
 from keytide.definition.expression import Predicate

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from indexer.scan.aggregate.aggregates import answer as aggregate
 from indexer.scan.aggregate.request import AggregateRequest
+from indexer.scan.gather.aggregates import answer as aggregate
 from indexer.scan.plan.selection import Shape, selection_of
 from indexer.scan.request.request import CountRequest, ScanRequest, SpanRequest
 from keytide.collation import encode_key

@@ -258,7 +258,7 @@ class FakeView:
         return self.lagging.get((index, slice_number), frozenset())
 
     def stamp(self, keyspace: str, number: int) -> tuple[int, Timestamp, int] | None:
-        """As `indexer.hosting.control` keeps it: of the node's history only."""
+        """As `indexer.hosting.core.control` keeps it: of the node's history only."""
         stamp = self.world.stamps.get(number) if keyspace == KEYSPACE else None
         history = self.history("")
         known = (

@@ -13,7 +13,6 @@ from unittest import mock
 import msgspec
 import pytest
 
-from indexer.scan.aggregate import aggregates as aggregate
 from indexer.scan.aggregate.accumulators import Accumulator, Wants
 from indexer.scan.aggregate.request import AggregateFunction, AggregateRequest, plan_of
 from indexer.scan.aggregate.task import (
@@ -24,6 +23,7 @@ from indexer.scan.aggregate.task import (
     encode_arguments,
     encode_plan,
 )
+from indexer.scan.gather import aggregates as aggregate
 from indexer.scan.http.endpoint import unless_gone
 from indexer.scan.local.tasks import SliceWork, Unfinished
 from indexer.scan.peer.messages import ReadConsistency, ReadPaging, ReadRequest, ReadShape, ReadSpan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from indexer.hosting.control import Control
+from indexer.hosting.core.control import Control
 from keytide.catalog.history import History
 from keytide.catalog.records import RollbackRecord
 from keytide.model.timestamp import Timestamp

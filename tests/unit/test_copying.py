@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from indexer.copying import source as source_module
-from indexer.copying import worker as worker_module
 from indexer.copying.messages import (
     COPY_PATH,
     ChunkRefusedError,
@@ -38,8 +37,9 @@ from indexer.copying.messages import (
 from indexer.copying.rate_limit import LATE_S, RateLimit
 from indexer.copying.source import IDLE_MS, MOST_EXPORTS, CopySources
 from indexer.copying.target import CopyTarget
-from indexer.copying.worker import CopyWorker
 from indexer.hosting.filling import CopyFiller, FillProgress
+from indexer.ingest import copy_worker as worker_module
+from indexer.ingest.copy_worker import CopyWorker
 from indexer.scan.peer.messages import MalformedRequestError
 from indexer.serve.api import create_app
 from indexer.serve.copies import CopyEndpoint

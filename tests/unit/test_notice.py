@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.statements import field_notices as noticing
-from coordinator.statements.field_notices import notice, unknown_fields
+from coordinator.kafka import field_notices as noticing
+from coordinator.kafka.field_notices import notice, unknown_fields
 from keytide.definition.index import IndexDefinition
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.settings.settings import load_settings

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from indexer.hosting.slice_status import running
+from indexer.hosting.core.slice_status import running
 from indexer.slice.core import SliceCore
 from indexer.slice.events import Apply, Correct, Decide, Done, Event, MutationData, Stamped
 from indexer.slice.limits import SliceLimits

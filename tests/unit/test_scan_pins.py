@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from indexer.scan_processes.messages import Closed, Dropped, Kept, LevelAt, SliceKey
-from indexer.scan_processes.pins import Pins
+from indexer.scan_processes.core.messages import Closed, Dropped, Kept, LevelAt, SliceKey
+from indexer.scan_processes.core.pins import Pins
 from indexer.store.interface import Applied, Counts
 from tests import share
 

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 
 from indexer.scan.peer.messages import LeaseRequest
 from indexer.scan_processes.channel import WAITING, Channel, read
-from indexer.scan_processes.leases import REMEMBERED, GrantedLeases
-from indexer.scan_processes.messages import Alive, ControlRecord, Ping, Sample, told_decoder
+from indexer.scan_processes.core.leases import REMEMBERED, GrantedLeases
+from indexer.scan_processes.core.messages import Alive, ControlRecord, Ping, Sample, told_decoder
 from indexer.scan_processes.metrics import ProcessTotals
 from indexer.scan_processes.pages import samples_of
 from indexer.scan_processes.passing import HalfAnsweredError, NodeSilentError, Passed, Passing

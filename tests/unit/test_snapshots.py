@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from indexer.hosting.control import STAMPS_KEPT, Control
+from indexer.hosting.core.control import STAMPS_KEPT, Control
 from indexer.hosting.node import ServingNode
 from indexer.hosting.snapshot_reader import SnapshotReader
 from indexer.hosting.snapshots import AHEAD_LIMIT, LEASED_LIMIT, SnapshotRing

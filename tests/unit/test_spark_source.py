@@ -32,8 +32,9 @@ from keytide.errors import CallerError, KeytideError, RetryableError
 from keytide.process.clock import now_ms
 from keytide.query.parse.statement import parse_query
 from keytide.settings.settings import Settings, load_settings
-from streaming.source import columns, where
-from streaming.source.options import OptionError, Options
+from streaming.source import columns
+from streaming.source.core import where
+from streaming.source.core.options import OptionError, Options
 from tests.unit.scan_world import Doc, World
 from tests.unit.test_api import serving
 

@@ -486,7 +486,7 @@ def test_a_full_disk_is_told_and_nothing_changes(
     for table, some in exported(export):
         filling.put(table, rows if table == "forward" else some)
     with monkeypatch.context() as patched:
-        patched.setattr("indexer.store.resolve.bloom_filter.IdFilter.save", full)
+        patched.setattr("indexer.store.lmdb.base.save_filter", full)
         with pytest.raises(RetryableError) as caught:
             filling.finish(export.applied, export.counts)
         assert caught.value.problem_type == "disk-full"

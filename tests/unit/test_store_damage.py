@@ -15,9 +15,9 @@ from typing import NamedTuple
 import lmdb
 import pytest
 
+from indexer.store.files.checksums import CHECKSUMS_FILE, Checksums, compare
+from indexer.store.files.pages import Meta, PageFile
 from indexer.store.fold.worker import FoldWorker
-from indexer.store.formats.checksums import CHECKSUMS_FILE, Checksums, compare
-from indexer.store.formats.pages import Meta, PageFile
 from indexer.store.formats.records import PUT
 from indexer.store.interface import Row, SkipLine, StoreDamagedError, StoredDocument
 from keytide.model.entry import pack_keyed_value, pack_value

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from indexer.store.files.filter_file import read_filter, save_filter
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.store.resolve.bloom_filter import IdFilter
@@ -53,8 +54,8 @@ def test_a_saved_filter_is_read_back_and_a_damaged_one_is_not(tmp_path: Path) ->
     some = hashes(1, 100)
     held.add(some)
     path = tmp_path / "filter"
-    held.save(path, 7, sync=True)
-    read = IdFilter.read(path)
+    save_filter(held, path, 7, sync=True)
+    read = read_filter(path)
     assert read is not None
     assert read[1] == 7
     assert read[0].test(some).all()
@@ -69,8 +70,8 @@ def test_a_saved_filter_is_read_back_and_a_damaged_one_is_not(tmp_path: Path) ->
         data + b"\0" * 8,
     ):
         path.write_bytes(damaged)
-        assert IdFilter.read(path) is None
-    assert IdFilter.read(tmp_path / "missing") is None
+        assert read_filter(path) is None
+    assert read_filter(tmp_path / "missing") is None
 
 
 @pytest.mark.parametrize("harm", ["keep", "delete", "damage", "old"])

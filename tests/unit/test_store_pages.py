@@ -10,8 +10,8 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from indexer.store.formats.checksums import CHECKSUMS_FILE, compare, read_checksums, write_checksums
-from indexer.store.formats.pages import DamagedError, PageFile
+from indexer.store.files.checksums import CHECKSUMS_FILE, compare, read_checksums, write_checksums
+from indexer.store.files.pages import DamagedError, PageFile
 from indexer.store.lmdb.merge import BLOCK_BYTES, FIRST_BLOCK, table_blocks
 
 

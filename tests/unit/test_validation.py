@@ -21,16 +21,13 @@ import sqlalchemy as sql
 from indexer.hosting.snapshots import SnapshotRing
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied, SliceStore, StoreDamagedError, StoredDocument
-from indexer.validation.executor import PrimaryThreads
-from indexer.validation.primary import (
+from indexer.validation.core.primary import (
     AnsweredDocument,
     PrimaryAnswer,
     PrimaryMisconfiguredError,
     PrimaryUnreachableError,
 )
-from indexer.validation.service import primary_of
-from indexer.validation.sql import SqlPrimary
-from indexer.validation.verdicts import (
+from indexer.validation.core.verdicts import (
     COLUMNS_DIFFER,
     NO_VERSION,
     NOT_THERE_YET,
@@ -39,6 +36,9 @@ from indexer.validation.verdicts import (
     VALID,
     Judge,
 )
+from indexer.validation.executor import PrimaryThreads
+from indexer.validation.service import primary_of
+from indexer.validation.sql import SqlPrimary
 from keytide.errors import ConfigurationError
 from keytide.model.timestamp import Timestamp
 from keytide.settings.settings import PrimarySettings, load_settings

@@ -15,15 +15,15 @@ import xxhash
 
 from indexer.scan.gather.service import ScanService
 from indexer.scan.request.request import HoldRequest, ScanRequest
-from indexer.validation.primary import (
+from indexer.validation.core.primary import (
     AnsweredDocument,
     NoPrimaryError,
     PrimaryAnswer,
     PrimaryMisconfiguredError,
     PrimaryUnreachableError,
 )
+from indexer.validation.core.verdicts import NO_VERSION, NOT_THERE_YET, PRIMARY_BEHIND
 from indexer.validation.service import Validation
-from indexer.validation.verdicts import NO_VERSION, NOT_THERE_YET, PRIMARY_BEHIND
 from indexer.validation.versions import TASK
 from keytide.errors import CallerError
 from keytide.model.timestamp import Timestamp

@@ -1,5 +1,5 @@
-"""Counts, sums, extremes by group: partial ones from each slice, near the data, put together here.
+"""Counts, sums, extremes by group: partial ones from each slice, near the data. Pure.
 
-`request`, `columns`, `slice`, `accumulators` and `task` are pure; a new function begins with its name in
-`keytide.query.parse.expressions`, and goes by `slice` and `accumulators` to `aggregates`.
+They are put together by `indexer.scan.gather.aggregates`. A new function begins with its name in
+`keytide.query.parse.expressions`, and goes by `slice` and `accumulators` to that.
 """

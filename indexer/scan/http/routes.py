@@ -7,8 +7,8 @@ from typing import Final
 
 from fastapi import FastAPI, Request, Response
 
-from indexer.scan.aggregate import aggregates
 from indexer.scan.aggregate.request import AggregateRequest
+from indexer.scan.gather import aggregates
 from indexer.scan.gather.reads import WrittenAnswer
 from indexer.scan.http.endpoint import COUNT, SCAN, Endpoint, Handler, add_reads, gone_of, index_name
 from indexer.scan.http.openapi import INDEX_PARAMETER, INDEX_PATH, PROBLEMS, Examples, add_route

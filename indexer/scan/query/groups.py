@@ -1,4 +1,4 @@
-"""The groups of a query: aggregates are worked out by the slices (`indexer.scan.aggregate.aggregates`), put
+"""The groups of a query: aggregates are worked out by the slices (`indexer.scan.gather.aggregates`), put
 in the query's order here.
 
 Where groups come in the query's order (`keytide.query.plan.grouping`), LIMIT and OFFSET are the slices' too.
@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from indexer.scan.aggregate.aggregates import (
+from indexer.scan.aggregate.request import AggregationPlan as Aggregation
+from indexer.scan.aggregate.request import planned
+from indexer.scan.gather.aggregates import (
     Aggregated,
     AggregateTimeoutError,
     GroupRow,
@@ -18,8 +20,6 @@ from indexer.scan.aggregate.aggregates import (
     aggregate,
     rows,
 )
-from indexer.scan.aggregate.request import AggregationPlan as Aggregation
-from indexer.scan.aggregate.request import planned
 from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.scatter import Target
 from indexer.scan.peer.messages import OutOfTimeError

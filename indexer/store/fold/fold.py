@@ -39,9 +39,9 @@ from typing import Any, Final
 
 import lmdb
 
+from indexer.store.files.checksums import write_checksums
+from indexer.store.files.pages import DamagedError
 from indexer.store.fold.undo import UNDO_FOLDER, UndoWriter
-from indexer.store.formats.checksums import write_checksums
-from indexer.store.formats.pages import DamagedError
 from keytide.process.private_files import FILE_MODE
 from keytide.process.sync_points import reach
 
@@ -309,7 +309,8 @@ def _move_filter(folder: Path, job: FoldJob) -> None:
 
 def _rebuild_filter(base: lmdb.Environment, folder: Path, job: FoldJob, further: Further) -> None:
     """A filter with exactly the base's documents, for the caller to take up."""
-    from indexer.store.resolve.bloom_filter import IdFilter  # only now: numpy takes memory
+    from indexer.store.files.filter_file import save_filter  # only now: numpy takes memory
+    from indexer.store.resolve.bloom_filter import IdFilter
     from keytide.wire.columns import hashes_of
 
     built = IdFilter(job.rebuild_bits, job.sequence)
@@ -320,5 +321,5 @@ def _rebuild_filter(base: lmdb.Environment, folder: Path, job: FoldJob, further:
             built.add(hashes_of(block, len(block)))
         reach("fold-filter-read")
     new = folder / NEXT_FILTER_FILE
-    built.save(new, job.sequence, sync=job.fsync)
+    save_filter(built, new, job.sequence, sync=job.fsync)
     os.replace(new, folder / FILTER_FILE)

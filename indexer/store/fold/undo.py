@@ -27,7 +27,7 @@ from typing import IO, Final, NamedTuple
 
 import xxhash
 
-from indexer.store.formats.pages import DamagedError
+from indexer.store.files.pages import DamagedError
 
 UNDO_FOLDER: Final = "undo"
 NEXT_UNDO_FILE: Final = "next"

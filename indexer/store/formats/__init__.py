@@ -1,5 +1,4 @@
-"""Bytes on disk: records of the back index and the skip ledger, a slice's state, pages of LMDB's files with
-their checksums.
+"""Bytes on disk: records of the back index and the skip ledger, a slice's state. Pure.
 
 On the disks of running clusters: a change needs a new tag and a reader for the old one.
 """

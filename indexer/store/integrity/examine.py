@@ -19,8 +19,8 @@ import lmdb
 import xxhash
 
 from indexer.store.environment import DAMAGE, FORMAT, Tables
+from indexer.store.files.pages import PageFile
 from indexer.store.fold.fold import COUNTS_KEY, FORMAT_KEY, OWNER_KEY, SEQUENCE_KEY, STATE_KEY
-from indexer.store.formats.pages import PageFile
 from indexer.store.formats.records import PUT, ledger_key, unpack_line, unpack_record
 from indexer.store.formats.state_bytes import decode_applied, decode_counts
 from indexer.store.interface import Counts, StoreDamagedError

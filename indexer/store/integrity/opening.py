@@ -21,9 +21,9 @@ from typing import Any, Final
 import lmdb
 
 from indexer.store.environment import FORMAT, disk_errors
+from indexer.store.files.checksums import CHECKSUMS_FILE, Checksums, compare, read_checksums
+from indexer.store.files.pages import PageFile
 from indexer.store.fold.watched_process import StalledError, WatchedProcess
-from indexer.store.formats.checksums import CHECKSUMS_FILE, Checksums, compare, read_checksums
-from indexer.store.formats.pages import PageFile
 from indexer.store.interface import StoreDamagedError
 from keytide.errors import RetryableError
 

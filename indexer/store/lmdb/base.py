@@ -31,6 +31,8 @@ from pathlib import Path
 import lmdb
 
 from indexer.store.environment import FORMAT, Tables, allocated_bytes, disk_errors
+from indexer.store.files.checksums import write_checksums
+from indexer.store.files.filter_file import read_filter, save_filter
 from indexer.store.fold.fold import (
     COUNTS_KEY,
     FILTER_FILE,
@@ -42,7 +44,6 @@ from indexer.store.fold.fold import (
     UNDO_KEY,
 )
 from indexer.store.fold.undo_journal import Back, UndoJournal
-from indexer.store.formats.checksums import write_checksums
 from indexer.store.formats.state_bytes import decode_applied, decode_counts, encode_state
 from indexer.store.integrity.opening import check_base, verify_base
 from indexer.store.interface import Applied, ApplyResult, Counts
@@ -145,7 +146,7 @@ class Base:
     def load_filter(self) -> IdFilter:
         """The saved filter, or one built from the back index when it is missing, damaged or of other
         commits."""
-        saved = IdFilter.read(self._folder / FILTER_FILE)
+        saved = read_filter(self._folder / FILTER_FILE)
         if saved is not None and saved[0].since <= self.sequence <= saved[1]:
             return saved[0]
         with disk_errors(self._folder), self.level.environment.begin() as transaction:
@@ -353,7 +354,7 @@ def counted_rows(counts: Counts) -> tuple[int, int, int]:
 
 def put_filter(folder: Path, held: IdFilter, sequence: int, *, sync: bool) -> None:
     """Save a filter in a slice's folder; `sequence` is that of the commit to come, which it covers."""
-    held.save(folder / NEXT_FILTER_FILE, sequence, sync=sync)
+    save_filter(held, folder / NEXT_FILTER_FILE, sequence, sync=sync)
     os.replace(folder / NEXT_FILTER_FILE, folder / FILTER_FILE)
 
 

@@ -29,8 +29,8 @@ import msgspec
 
 from indexer.store.copies import EXPORT_TABLES, Table
 from indexer.store.environment import FORMAT, allocated_bytes, disk_errors
+from indexer.store.files.checksums import CHECKSUMS_FILE, write_checksums
 from indexer.store.fold.fold import COUNTS_KEY, FILTER_FILE, FORMAT_KEY, OWNER_KEY, SEQUENCE_KEY, STATE_KEY
-from indexer.store.formats.checksums import CHECKSUMS_FILE, write_checksums
 from indexer.store.formats.state_bytes import decode_applied, decode_counts
 from indexer.store.interface import Applied, Counts, Row, StoreDamagedError
 from indexer.store.lmdb.base import add_documents, counted_rows, put_filter, put_state, table_rows

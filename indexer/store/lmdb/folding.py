@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from indexer.store.environment import disk_errors
+from indexer.store.files.filter_file import read_filter, save_filter
 from indexer.store.fold.fold import FILTER_FILE, NEXT_FILTER_FILE, FoldJob
 from indexer.store.fold.undo_journal import UndoJournal
 from indexer.store.fold.worker import Folder, FoldTicket
@@ -72,7 +73,7 @@ class Folding:
         if self.frozen is None:
             return
         with disk_errors(self._folder):
-            held.save(self._folder / NEXT_FILTER_FILE, self._base.sequence + 1, sync=False)
+            save_filter(held, self._folder / NEXT_FILTER_FILE, self._base.sequence + 1, sync=False)
         self._failed, self._retry_at, self._now = False, None, now
         reach("fold-frozen")
         self._ticket = self._folds.submit(self._job(self.frozen))
@@ -137,7 +138,7 @@ class Folding:
     def _rebuilt(self, held: IdFilter) -> IdFilter:
         """The filter that the fold built from the base, with what came since."""
         self._rebuild_bits = 0
-        built = IdFilter.read(self._folder / FILTER_FILE)
+        built = read_filter(self._folder / FILTER_FILE)
         if built is None:
             return held
         held.replay_into(built[0])

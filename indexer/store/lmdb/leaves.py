@@ -8,7 +8,7 @@ buffer (`os.preadv`, neighbours at once), and where every key and value of all o
 with numpy. None of it is copied row by row (`keytide.model.byte_columns`).
 
 That is safe beside whoever writes: a view's read transaction keeps every page of its commit as it is
-(`indexer.store.formats.pages` says why), also for those who do not read through it. The root of the tree is
+(`indexer.store.files.pages` says why), also for those who do not read through it. The root of the tree is
 what LMDB's own table of tables has under this transaction. The file is the one that the level has open, or
 nothing is read (a store that was destroyed has snapshots, but no file that can be opened).
 
@@ -30,7 +30,7 @@ from typing import Final
 
 import numpy as np
 
-from indexer.store.formats.pages import BRANCH, LEAF, NO_ROOT, NODE, PAGE, TREE
+from indexer.store.files.pages import BRANCH, LEAF, NO_ROOT, NODE, PAGE, TREE
 from indexer.store.formats.records import PUT, REMOVED
 from indexer.store.lmdb.levels import DATA, Level, View
 from indexer.store.lmdb.merge import FIRST_BLOCK, Bounds, live_blocks

@@ -1,5 +1,4 @@
-"""Which rows to write: the documents of a window, newest version each, against what is held. Pure but for the
-size of the filter.
+"""Which rows to write: the documents of a window, newest version each, against what is held. Pure.
 
 One way for live commits, backfill and repair, for both stores (R17, R21).
 """

@@ -19,8 +19,6 @@ Source: Putze, Sanders, Singler, "Cache-, Hash- and Space-Efficient Bloom Filter
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from struct import Struct, error
 from typing import Final
 
@@ -104,32 +102,22 @@ class IdFilter:
         """Whether it should be built anew."""
         return int(np.bitwise_count(self._words).sum()) > FULL * self.bits
 
-    def save(self, path: Path, sequence: int, *, sync: bool) -> None:
-        """Write it to a file. The caller moves the file to its place.
+    def stored(self, sequence: int) -> tuple[bytes, bytes]:
+        """Head and body of its file (`indexer.store.files.filter_file`).
 
         Args:
             sequence: of the base commit that it covers.
-            sync: whether the file has reached the disk on return.
-
-        Raises:
-            OSError: the disk is full, or another error of the disk.
         """
         words = self._words.astype("<u8", copy=False).tobytes()
-        with path.open("wb") as file:
-            digest = xxhash.xxh3_64_intdigest(words)
-            file.write(_HEADER.pack(_MAGIC, self.since, sequence, len(self._words), digest))
-            file.write(words)
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
+        digest = xxhash.xxh3_64_intdigest(words)
+        return _HEADER.pack(_MAGIC, self.since, sequence, len(self._words), digest), words
 
     @classmethod
-    def read(cls, path: Path) -> tuple[IdFilter, int] | None:
-        """A saved filter and its sequence number; None when the file is missing or damaged."""
+    def of_stored(cls, data: bytes) -> tuple[IdFilter, int] | None:
+        """The filter of a file, and its sequence number; None when it is damaged."""
         try:
-            data = path.read_bytes()
             magic, since, sequence, count, digest = _HEADER.unpack_from(data)
-        except (OSError, error):
+        except error:
             return None
         words = memoryview(data)[_HEADER.size :]
         whole = magic == _MAGIC and len(words) == 8 * count and count > 0 and count & (count - 1) == 0

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from indexer.scan_processes.messages import Closed, Dropped, Kept, SliceKey
+from indexer.scan_processes.core.messages import Closed, Dropped, Kept, SliceKey
 
 ViewT = TypeVar("ViewT")
 GivenT_co = TypeVar("GivenT_co", covariant=True)

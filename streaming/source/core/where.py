@@ -35,7 +35,7 @@ from keytide.definition.render import render_expression, render_predicate
 from keytide.definition.semantics import compare
 from keytide.query.parse.normal import FALSE, TRUE, normal
 from keytide.query.parse.statement import parse_query
-from streaming.source.options import OptionError
+from streaming.source.core.options import OptionError
 
 MAX_SPANS: Final = 1_000
 """As many as nodes take in one request by default (`scan.max_spans`)."""

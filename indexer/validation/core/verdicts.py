@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from indexer.validation.primary import UNKNOWN_OFFSET, AnsweredDocument, PrimaryAnswer
+from indexer.validation.core.primary import UNKNOWN_OFFSET, AnsweredDocument, PrimaryAnswer
 from keytide.collation import NotIndexableError, encode_part
 from keytide.definition.index import IndexDefinition
 from keytide.model.entry import unpack_value

@@ -31,7 +31,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from indexer.store.formats.pages import DamagedError, Meta, PageFile
+from indexer.store.files.pages import DamagedError, Meta, PageFile
 
 CHECKSUMS_FILE: Final = "checksums"
 
