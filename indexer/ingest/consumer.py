@@ -19,7 +19,9 @@ the slice. Anything else is read again from the slice's place.
 Nor is librdkafka believed when it says nothing at all. A client can lose all its brokers for good while Kafka
 is well (2.10 to 2.16, when the last broker that it knows goes in a bad moment), and tells of it by silence.
 The leader's word comes all the time, so when nothing at all has come for SILENT_MS, though Kafka answers
-others, the client is replaced by a new one that reads on at the same places.
+others, the client is replaced by a new one that reads on at the same places. (`keytide.kafka.broker_watch`
+would see the loss of brokers alone; silence is seen whatever its cause, also of fetches that hang while
+brokers are there.)
 
 Nobody writes to a queue in transactions, and nothing compacts it, so a partition's records come one after the
 other. One below the place is of an assignment before, and left out; one beyond it means that some were lost

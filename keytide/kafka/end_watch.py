@@ -3,6 +3,10 @@
 A client of librdkafka can lose all its brokers for good while Kafka is well (2.10 to 2.16; see
 `keytide.kafka.admin`), and then says nothing. Of a topic that is quiet most of the time its silence tells
 nothing either, so another client is asked where the topic ends.
+
+`keytide.kafka.broker_watch` sees that loss of brokers too, by statistics. This sees more, whatever its cause:
+a reader that has its brokers, and whose fetches bring nothing. And it needs nobody who confirms that Kafka
+answers: whoever reads the dictionary need not have a `KafkaIdentity`.
 """
 
 from __future__ import annotations
