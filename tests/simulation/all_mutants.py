@@ -9,6 +9,7 @@ from tests.simulation import (  # noqa: F401 - add their own
     mutants_layouts,
     mutants_range,
     mutants_repair,
+    mutants_retention,
     mutants_rollback,
     mutants_tables,
     mutants_unique,

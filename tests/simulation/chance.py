@@ -60,6 +60,13 @@ WEATHER: tuple[str, ...] = (
 """Faults that strike whatever goes on."""
 BROKERS_LOST = "brokers-lost"
 """A client of a projector is without brokers for good, now and then, where a plan says so."""
+RETENTION = "retention"
+"""The source keeps records for a time only: its oldest go while drivers are at work (`retaining`)."""
+BESIDE_RETENTION: frozenset[str] = frozenset(
+    (*LOSSES, "compaction", "expire", "spoil", "repair", "move", "layout")
+)
+"""What does not go with it here: a slice that is built again then has less than it had, and other checkers
+take its documents for lost."""
 FAULTS: tuple[str, ...] = (*STRIKES, *LOSSES, *WEATHER)
 MISHAPS: tuple[str, ...] = ("killed", "clock-jump", "full-anywhere")
 """Faults amid what a process does (`mishaps`); the first two are steps."""
@@ -221,6 +228,18 @@ def plan(seed: int, faults: Sequence[str] | None = None) -> Plan:
         repairs=repairs,
         ranged=seed % 8 == 7,
         calm_ms=CALM_MS[seed // 8 % len(CALM_MS)],
+    )
+
+
+def retaining(one: Plan) -> Plan:
+    """A plan in which the source keeps records for a time only (R29)."""
+    return one._replace(
+        faults=one.faults - BESIDE_RETENTION | {RETENTION},
+        steps=tuple(step for step in one.steps if step[0] not in BESIDE_RETENTION),
+        layouts=False,
+        moves=False,
+        tables=False,
+        repairs=False,
     )
 
 

@@ -10,12 +10,14 @@ for liveness. Each raises `BrokenError` with its name; what the code under test 
     Contiguous           what a slice has applied only grows, but for crashes and rollbacks: `committed`
     BackfillIsInvisible  an index under build is the source at its timestamp, too: `committed`
     NothingSilent        what cannot be indexed is in the ledger of its slice, and nothing else: `committed`
+    Loaded               an index has all that there was when it was asked for, and a build fails for what
+                         retention took only when it had not read that: `scanned`, `World.wrote`
     Stuck                after the heal everything drains: `World._drain`
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from tests.simulation.nodes import SimNode
 
 Rows = dict[bytes, bytes]
+Begin = Mapping[int, int]
+"""Partition -> the first offset that a build could read."""
 
 
 class BrokenError(Exception):
@@ -84,6 +88,7 @@ class Oracle:
         timestamp: Timestamp,
         slices: Iterable[int],
         muted: Set[bytes] = frozenset(),
+        begins: Sequence[Begin] = (),
         *,
         full: bool = False,
     ) -> str | None:
@@ -91,6 +96,7 @@ class Oracle:
         None when they do not.
 
         Args:
+            begins: by slice, from where on its build could read (R29); empty: from everywhere.
             full: they are entries in full, as scans show them.
         """
         numbers = list(slices)
@@ -101,6 +107,7 @@ class Oracle:
                 for fold in choice
                 for version in fold.values()
                 for number in numbers
+                if not begins or version.offset >= begins[number].get(version.partition, 0)
                 for row in version.rows[number]
                 for key, value in (in_full(*row) if full else row,)
                 if version.id not in muted
@@ -112,19 +119,25 @@ class Oracle:
         wrong = sorted(key for key in want.keys() & rows.keys() if want[key] != rows[key])
         return f"missing {missing}, extra {extra}, wrong value {wrong}"
 
-    def sizes(self, timestamp: Timestamp) -> list[int]:
-        """How many rows there may be at a timestamp."""
+    def sizes(self, timestamp: Timestamp, begin: Begin) -> list[int]:
+        """How many rows there may be at a timestamp, in an index whose build could read from `begin` on."""
         return [
-            sum(rows_shown(version.rows) for fold in choice for version in fold.values())
+            sum(
+                rows_shown(version.rows)
+                for fold in choice
+                for version in fold.values()
+                if version.offset >= begin.get(version.partition, 0)
+            )
             for choice in product(*self.folds(timestamp))
         ]
 
     def skips(
-        self, timestamp: Timestamp, number: int, origin: TableOrigin | None = None
+        self, timestamp: Timestamp, number: int, begin: Begin, origin: TableOrigin | None = None
     ) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
         """Lines that the ledger of a slice must have and may have, of the branch that is known.
 
         Args:
+            begin: from where on its build could read.
             origin: the table that its index began with.
         """
         must: set[tuple[int, int]] = set()
@@ -133,7 +146,7 @@ class Oracle:
             must |= {
                 place_of(version, origin, timestamp.topic_id)
                 for version in folds[0].values()
-                if version.made.skip[number] is not None
+                if version.made.skip[number] is not None and version.offset >= begin.get(partition, 0)
             }
             logs = self._source.branches(timestamp.topic_id, partition, timestamp.place(partition))
             may |= {
@@ -159,6 +172,10 @@ class Checkers:
         """Index -> where the source ended when it was asked to be built (R24)."""
         self.origin: Callable[[str], TableOrigin | None] = lambda build: None
         """Build -> the table that it began with."""
+        self.begin: Callable[[str], Begin] = lambda build: {}
+        """Build -> from where on it could read (R29)."""
+        self.begins: Callable[[str], Sequence[Begin]] = lambda name: ()
+        """Name of an index -> the same of the build of each slice; empty: from everywhere."""
         self.commits = 0
         self.scans = 0
 
@@ -201,12 +218,14 @@ class Checkers:
         if applied.building and self.oracle.changed:
             return  # what was read while the source changed under it is read again (R28)
         folds = self.oracle.folds(applied.timestamp)
-        difference = self.oracle.difference(rows, applied.timestamp, [number], muted)
+        begin = self.begin(applied.build)
+        begins = [begin] * SLICES if begin else ()
+        difference = self.oracle.difference(rows, applied.timestamp, [number], muted, begins)
         if difference:
             kind = "BackfillIsInvisible" if applied.building else "Untorn"
             raise BrokenError(kind, f"{name} at {applied.timestamp}: {difference}", _ids(difference))
         lines = {(line.partition, line.offset) for line in snapshot.skips(1_000)}
-        must, may = self.oracle.skips(applied.timestamp, number, self.origin(applied.build))
+        must, may = self.oracle.skips(applied.timestamp, number, begin, self.origin(applied.build))
         if all(len(some) == 1 for some in folds) and not must <= lines <= may:
             story = f"missing {sorted(must - lines)}, more than there are {sorted(lines - may)}"
             raise BrokenError("NothingSilent", f"{name} at {applied.timestamp.offsets()}: ledger {story}")
@@ -270,7 +289,7 @@ class Checkers:
     def scanned(self, name: str, rows: Rows, at: Timestamp, muted: Set[bytes] = frozenset()) -> None:
         """A stable scan of a whole index, or all pages of one together."""
         self.scans += 1
-        difference = self.oracle.difference(without(rows, muted), at, range(SLICES), muted, full=True)
+        difference = self._scan_difference(name, rows, at, muted)
         if difference:
             raise BrokenError("Untorn", f"scan of {name} at {at}: {difference}", _ids(difference))
         asked = Timestamp.of(self.asked.get(name, {}))
@@ -280,16 +299,23 @@ class Checkers:
     def counted(self, name: str, count: int, at: Timestamp) -> None:
         """A stable count of a whole index."""
         self.scans += 1
-        sizes = self.oracle.sizes(at)
+        begins = self.begins(name) or [{}]
+        if any(begin != begins[0] for begin in begins):
+            return  # (a slice was built anew since: what lies in which is not counted)
+        sizes = self.oracle.sizes(at, begins[0])
         if count not in sizes:
             raise BrokenError("Untorn", f"count of {name} at {at}: {count}, not {sizes}")
 
     def paged(self, name: str, rows: Rows, at: Timestamp, muted: Set[bytes] = frozenset()) -> None:
         """All pages of a scan together are one snapshot."""
         self.scans += 1
-        difference = self.oracle.difference(without(rows, muted), at, range(SLICES), muted, full=True)
+        difference = self._scan_difference(name, rows, at, muted)
         if difference:
             raise BrokenError("Stable", f"pages of {name} at {at}: {difference}", _ids(difference))
+
+    def _scan_difference(self, name: str, rows: Rows, at: Timestamp, muted: Set[bytes]) -> str | None:
+        begins = self.begins(name)
+        return self.oracle.difference(without(rows, muted), at, range(SLICES), muted, begins, full=True)
 
     def monotonic(self, session: str, seen: Timestamp | None, at: Timestamp) -> None:
         """What a session sees does not go back."""

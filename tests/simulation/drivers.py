@@ -250,8 +250,8 @@ class SimDriver:
         self._status.take_over(self._journal)
         indexes = [(name, catalog.index(name)) for name in self.build.indexes]
         slices = {name: self.build.slices_of(index) for name, index in indexes if index is not None}
-        beginning = dict.fromkeys(source.ends(), 0)
-        take_up(self.build, keyspace, self._status, lambda: beginning)
+        take_up(self.build, keyspace, self._status, lambda: source.kept_from)
+        self.world.begins[self.name] = dict(self._status.journal.begin or {})
         self._plan = BuildPlan(self.name, self._run, KEYSPACE, keyspace.topic_id, (), slices)
         sizing = Sizing(LARGEST, 1, 1.0, self._status.journal.size)
         self._batches = Batches(self._plan, self._status, sizing, self, self, self.wait, self._pace)
@@ -409,11 +409,22 @@ class SimDriver:
         self.world.seen["batch again"] += batch in self._readings
         self._readings.add(batch)
         logs = self.world.kafka.source.logs
+        self.check_kept(covered)
         versions = [
             logs[p].read(covered.start.offset(p), min(covered.end.offset(p), logs[p].end))
             for p in range(PARTITIONS)
         ]
         return await self._run_tasks(batch, covered, False, versions, documents)
+
+    def check_kept(self, covered: Range) -> None:
+        """As Kafka's clients do that are to miss nothing."""
+        for partition, kept in self.world.kafka.source.kept_from.items():
+            begin = covered.start.offset(partition)
+            if begin < min(kept, covered.end.offset(partition)):
+                self.world.seen["read too late"] += 1
+                raise SparkError(
+                    f"KAFKA_DATA_LOSS: {begin} of partition {partition} is gone, {kept} is first"
+                )
 
     async def losers(self, batch: int, covered: Range, hashes: bytes) -> dict[int, Offsets]:
         raise NotImplementedError("a document has one source partition here")

@@ -443,36 +443,9 @@ def trust_the_last_report(patches: Patches) -> None:
 
 
 @unit_mutant(
-    "R29 (what a build has read may go)",
-    "offsets that retention took count as missed although the build had read them",
-    "nothing expires there",
-    test_builds.test_deleted_offsets_that_were_read_do_not_matter,
-)
-def miss_what_was_read(patches: Patches) -> None:
-    def lost(build: Any, facts: Any) -> str:
-        return str(_lost(msgspec.structs.replace(build, backfill_timestamp=Timestamp()), facts))
-
-    _lost = patches.put(source, "_lost_offsets", lost)
-
-
-@unit_mutant(
-    "R29 (from where a build could read)",
-    "a build is told as one of everything that was ever written",
-    "nothing expires there",
-    test_builds.test_a_build_from_create_to_ready,
-)
-def hide_the_beginning(patches: Patches) -> None:
-    def prepared(self: BuildAdmission, event: BuildPrepared) -> list[Any]:
-        begun = dataclasses.replace(event.source, earliest=dict.fromkeys(event.source.earliest, 0))
-        return list(_prepared(self, dataclasses.replace(event, source=begun)))
-
-    _prepared = patches.put(BuildAdmission, "prepared", prepared)
-
-
-@unit_mutant(
     "R29 (entries stay)",
     "a repair corrects documents whose records retention took",
-    "nothing expires there",
+    "no repair and no verification runs there where records expire",
     test_repair_rounds.test_only_faults_of_the_index_are_wanted,
 )
 def correct_what_is_gone(patches: Patches) -> None:
@@ -482,7 +455,7 @@ def correct_what_is_gone(patches: Patches) -> None:
 @unit_mutant(
     "R29 (verification)",
     "entries whose records retention took are told as wrong",
-    "nothing expires there",
+    "no repair and no verification runs there where records expire",
     test_verify.test_one_record_that_retention_took,
 )
 def compare_what_is_gone(patches: Patches) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tests.simulation.chance import EVERY, FAULTS, Plan, plan
+from tests.simulation.chance import EVERY, FAULTS, RETENTION, Plan, plan, retaining
 from tests.simulation.killers import KILLERS, Killer
 from tests.simulation.planting import Mutant, planted
 from tests.simulation.replaying import command_of
@@ -138,6 +138,8 @@ def plan_for(mutant: Mutant, seed: int) -> Plan:
     else:
         one = plan(seed, FAULTS if seed % 3 == 1 else None)
         one = one._replace(faults=one.faults | set(mutant.faults))
+    if RETENTION in mutant.faults:
+        one = retaining(one)
     return one._replace(real_pipeline=True) if mutant.pipeline else one
 
 

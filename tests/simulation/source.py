@@ -315,6 +315,7 @@ class Source:
     Attributes:
         lost: logs that were truncated, or whose topic was deleted.
         ranged: entries go to slices by RANGE.
+        kept_from: by partition, the first offset that retention has left.
     """
 
     topic_id: str = "topic-1"
@@ -323,6 +324,7 @@ class Source:
     lost: list[Log] = field(default_factory=list)
     written: int = 0
     ranged: bool = False
+    kept_from: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(PARTITIONS), 0))
 
     def __post_init__(self) -> None:
         self.logs = [Log(partition, self.topic_id) for partition in range(PARTITIONS)]
@@ -357,6 +359,16 @@ class Source:
         if chance.below(3) == 0:
             log.low = max(log.low, next((offset for offset in range(limit) if offset in log.alive), limit))
 
+    def retain(self, chance: Chance, limits: dict[int, int]) -> int | None:
+        """Retention takes the oldest records of a partition, of those that every projector has read."""
+        log = chance.pick(self.logs)
+        begin, limit = self.kept_from[log.partition], limits[log.partition]
+        if begin >= limit:
+            return None
+        self.kept_from[log.partition] = log.low = begin + 1 + chance.below(min(4, limit - begin))
+        log.alive = {offset for offset in log.alive if offset >= log.low}
+        return log.partition
+
     def truncate(self, chance: Chance, among: set[int]) -> int | None:
         """An unclean election: the last few records of a partition are gone."""
         log = chance.pick(self.logs)
@@ -375,13 +387,13 @@ class Source:
         self.logs = [Log(partition, self.topic_id) for partition in range(PARTITIONS)]
 
     def facts(self, now: int) -> SourceStatus:
-        """What the coordinator's samples say. (Of the beginning they say nothing: retention took no record
-        that the cleaner had left, and a build that may have missed some is another test's matter.)"""
+        """What the coordinator's samples say. (Of the beginning they say what retention has left: where the
+        cleaner has left nothing, nothing is missed.)"""
         ends = self.ends()
         return SourceStatus(
             KEYSPACE,
             self.topic_id,
-            dict.fromkeys(ends, 0),
+            dict(self.kept_from),
             ends,
             dict(ends),
             self.compacted,

@@ -18,7 +18,7 @@ from indexer.store.settings import StoreSettings
 from keytide.kafka.broker_watch import BrokerWatch
 from keytide.structure import StructureName
 from tests import share
-from tests.simulation.chance import BROKERS_LOST, EVERY, FAULTS, Plan, plan
+from tests.simulation.chance import BROKERS_LOST, EVERY, FAULTS, RETENTION, Plan, plan, retaining
 from tests.simulation.regressions import REGRESSIONS
 from tests.simulation.running import histories, quietly, run_or_tell
 from tests.simulation.source import shaped
@@ -61,6 +61,17 @@ def test_every_history_does_where_projectors_lose_their_brokers() -> None:
     with quietly():
         lost = sum(run_or_tell(_lossy(seed)).seen["brokers lost"] for seed in seeds)
     assert lost > len(seeds)
+
+
+def test_every_history_does_where_the_source_keeps_records_for_a_time() -> None:
+    """R29: an index has what there was for its build to read, and a build that has missed something fails."""
+    seeds, seen = SEEDS[: len(SEEDS) // 10], Counter[str]()
+    with quietly():
+        for seed in seeds:
+            world = run_or_tell(retaining(plan(seed)))
+            seen += world.seen
+            seen["later builds"] += sum(any(begin.values()) for begin in world.begins.values())
+    assert min(seen[what] for what in (RETENTION, "builds too late", "later builds")) > len(seeds) // 10
 
 
 def test_clients_without_brokers_that_are_not_replaced_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ from keytide.wire.messages import (
 from projector.progress.commits import Committed, encode_metadata
 from tests.memory_store.store import MemorySliceStore
 from tests.simulation import layouts, moving, steering
-from tests.simulation.chance import Chance, Plan
+from tests.simulation.chance import RETENTION, Chance, Plan
 from tests.simulation.checkers import BrokenError, Checkers
 from tests.simulation.clock import Clock
 from tests.simulation.consumers import Group
@@ -96,6 +96,8 @@ class World:
         machines: names of all nodes.
         cut_off: drivers of coordinators that were deposed, and do not know it yet.
         left: stores of copies whose slices were in order, and which the dictionary did not name any more.
+        begins: build -> from where on its driver could read.
+        missed: builds that have not read what retention took.
         truth: the dictionary as it is, which no part of the cluster knows.
         seen: what has happened how often.
     """
@@ -112,6 +114,11 @@ class World:
         self.kafka.source.compacted = "compaction" in plan.faults
         self.checkers = Checkers(self.kafka.source)
         self.checkers.origin = self._origin
+        if RETENTION in plan.faults:
+            self.checkers.begin = lambda build: self.begins.get(build, {})
+            self.checkers.begins = self._begins
+        self.begins: dict[str, dict[int, int]] = {}
+        self.missed: set[str] = set()
         self.tables = Tables(self.kafka.source)
         self.uniqueness = Uniqueness(self.kafka.source)
         self.seen: Counter[str] = Counter()
@@ -373,6 +380,11 @@ class World:
         fate = "wrote" if coordinator.alive else "was fenced"
         self.note("dictionary", coordinator.term, fate, [key for key, _ in records])
         self.seen["fenced"] += not coordinator.alive
+        for _, record in records if coordinator.alive and RETENTION in self.plan.faults else ():
+            if isinstance(record, BuildRecord) and record.state == "FAILED" and "deleted" in record.error:
+                self.seen["builds too late"] += 1
+                if record.id not in self.missed:
+                    raise BrokenError("Loaded", f"build {record.id} had read all that went: {record.error}")
 
     # --- builds -------------------------------------------------------------------------------------------
 
@@ -438,6 +450,31 @@ class World:
         self.truth.read()
         record = self.truth.catalog.build(build)
         return record.origin if record is not None else None
+
+    def _begins(self, name: str) -> list[dict[int, int]]:
+        """From where on the builds of an index's slices could read."""
+        self.truth.read()
+        index = self.truth.catalog.index_by_name(name)
+        if index is None:
+            return []
+        return [self.begins.get(index.build_of(number), {}) for number in range(SLICES)]
+
+    def _retain(self) -> None:
+        """Retention strikes: who builds has read that, or has missed it."""
+        source = self.kafka.source
+        partition = source.retain(
+            self.chance, {p: self.kafka.committed[p].offset or 0 for p in source.ends()}
+        )
+        if partition is None:
+            return
+        kept = source.kept_from[partition]
+        self.note("retention", partition, kept)
+        self.seen[RETENTION] += 1
+        self.truth.read()
+        for build in self.truth.catalog.builds():
+            read = max(build.backfill_timestamp.offset(partition), build.earliest.offset(partition))
+            if read < kept:
+                self.missed.add(build.id)
 
     def _drop(self) -> None:
         try:
@@ -508,6 +545,8 @@ class World:
                 if len(self.coordinators) > 1 and chance.below(2):
                     self.coordinators[-2].step_if_alive()
             case "driver":
+                if self.fault(RETENTION, 0.25):
+                    self._retain()
                 self._step_drivers()
             case "scan":
                 self.readers.step()
