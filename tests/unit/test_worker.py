@@ -135,7 +135,7 @@ def announcing(announce: Callable[[str], None]) -> process.Serving:
         load_settings(),
         lambda _: answers,
         socket.socket,
-        "http://here",
+        "http://127.0.0.1",
         lambda *_: None,
         "work",
         announce=announce,
@@ -152,7 +152,7 @@ def test_an_endpoint_that_cannot_say_that_it_serves_logs_why(caplog: pytest.LogC
     one._announcer.open()
     assert one._announcer.wait(LIMIT_S)
     assert "the thread announce has failed" in caplog.text
-    assert "http://here is told to nobody" in caplog.text
+    assert "http://127.0.0.1 is told to nobody" in caplog.text
 
 
 def test_an_endpoint_that_never_serves_says_nothing_and_ends() -> None:
