@@ -242,6 +242,8 @@ def test_whoever_asks_for_a_structure_by_name_is_seen(line: str, tmp_path: Path)
     assert structures_asked_for(tmp_path / "asks.py")
     (tmp_path / "may.py").write_text("if at.partition_kind == 'hash' or kind == 'hash': ...\n")
     assert not structures_asked_for(tmp_path / "may.py")
+
+
 def threads_made(path: Path) -> list[str]:
     """Where a module makes threads by itself, or a class of them: bare ones, whose errors nobody hears."""
     made = [(node.lineno, node.func) for node in nodes(path, ast.Call)]
