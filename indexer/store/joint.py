@@ -9,7 +9,7 @@ that a newer row hides an older one, and a removal marker hides both; its keys i
 it begins: when they are too few, the cursors at the bound give more, and of many those that are near it, and
 what lies up to the new bound follows. No row is merged twice, so rounds are cheap: slices have their rows in
 clumps as a rule, for an index is partitioned by its first key part unless it says otherwise. Where nearly all
-of the last rows that were found are of the cursor at the bound, it alone gives more, and all that is wanted.
+of the last rows that were found are of the cursor at the bound, it alone gives more.
 
 Of the oldest level a cursor gives at first what its slice has of the answer, very likely, when keys are
 spread evenly; of newer ones, which have less as a rule, a few rows, and more up to the bound, but hardly more
@@ -45,10 +45,8 @@ _OF_ONE: Final = 12
 """So many of the last rows that were found tell of a clump when they are of one cursor."""
 _CLUMPS: Final = 2
 """Of more clumps than these each is smaller than what is wanted by much: cursors are read on as elsewhere."""
-_GROWTH: Final = 8
-"""Of a clump so many times as many rows as before are read on at most,"""
-_GROWN_BYTES: Final = 1 << 20
-"""if their values take no more than about this, else as many as before."""
+_GROWTH: Final = 2
+"""Of a clump so many times as many rows as before are read on: more would be in vain if it ends soon."""
 _FEW: Final = 4
 """Rows of a newer level that are read at first."""
 
@@ -110,16 +108,9 @@ class _Source:
         self.in_order = all(map(ahead, keys, keys[1:]))
         self._at = 0
 
-    def read_on(self, most: int) -> int:
-        """Read as much as was read before, or `most`; how many bytes that are, about."""
-        return self._read(min(len(self.rows), most))
-
-    def read_clump(self, most: int) -> int:
-        """The same, but some times as much as was read before, if that is not too large."""
-        times = max(1, min(_GROWTH, _GROWN_BYTES // (_bytes(self.rows) + 1)))
-        return self._read(min(times * len(self.rows), most))
-
-    def _read(self, count: int) -> int:
+    def read_on(self, most: int, growth: int = 1) -> int:
+        """Read so many times as much as was read before, or `most`; how many bytes that are, about."""
+        count = min(growth * len(self.rows), most)
         rows = self._cursor.onward(count)
         keys = [key for key, _ in rows]
         self.in_order = self.in_order and all(map(self._ahead, (self.keys[-1], *keys), keys))
@@ -199,9 +190,11 @@ def first_rows(
         reached = sorted(ends, reverse=reverse)[len(ends) // _SHARE_OF_ENDS]
         still = max(count - len(found), total // _SHARE_OF_READ)
         near = [one for one in chain.from_iterable(sources) if one.more and within(one.keys[-1], reached)]
-        clump = _clump(near, bound, found, within) if clumps < _CLUMPS else None
+        clump = None
+        if clumps < _CLUMPS and total + still <= most:
+            clump = _clump(near, bound, found, within)
         if clump is not None:
-            size += clump.read_clump(still)
+            size += clump.read_on(still, _GROWTH)
             clumps += 1
             continue
         for source in near:

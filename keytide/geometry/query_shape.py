@@ -93,9 +93,9 @@ class QueryShape:
             case "intersects":
                 return bool(shapely.intersects(shape, other))
             case "within":
-                return contains(shape, other)
+                return contains(self.drawing.flat, geometry.drawing.flat)
             case "contains":
-                return contains(other, shape)
+                return contains(geometry.drawing.flat, self.drawing.flat)
             case "dwithin":
                 return bool(shapely.distance(shape, other) <= self.metres)  # as `distance` says
 
@@ -195,7 +195,7 @@ class QueryShape:
 
         shape, others = self.drawing.on(PLANE), polygons_of(rings.at, rings.counts)
         if self.relation == "within":
-            return contains_areas(shape, others)
+            return contains_areas(self.drawing.flat, others)
         if self.relation == "contains":
             return np.asarray(shapely.within(shape, others))
         return np.asarray(shapely.intersects(shape, others))

@@ -426,13 +426,10 @@ def test_what_is_ordered_by_a_distance_has_one() -> None:
     plan = planned(sql, "CREATE INDEX i ON k (n) INCLUDE (a) WITH (include_missing=true)")
     assert isinstance(plan, Plan)
     assert plan.filter is not None, "documents without a place are left out, whichever index answers"
-    for farthest in (
-        "SELECT id FROM k ORDER BY ST_Distance(a, ST_Point(1, 2)) DESC LIMIT 5",
-        "SELECT id FROM k ORDER BY ST_Distance(a, ST_Point(1, 2))",
-    ):
-        refused = planned(farthest, SPATIAL)
+    for rest, does in (("DESC LIMIT 5", "not the farthest"), ("", "with a LIMIT only")):
+        refused = planned(f"SELECT id FROM k ORDER BY ST_Distance(a, ST_Point(1, 2)) {rest}", SPATIAL)
         assert isinstance(refused, Refusal)
-        assert "it has no order, and finds the nearest with a LIMIT only" in refused.reason
+        assert refused.reason.endswith(f"it has no order, and finds the nearest, {does}")
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ function indexesPart({ indexes }) {
   });
 }
 
-const withMaps = (indexes) => indexes.filter((one) => one.srid !== null && one.state === "READY");
+const withMaps = (indexes) => indexes.filter((one) => typeof one.srid === "number" && one.state === "READY");
 
 function mapsPart({ indexes }) {
   const spatial = withMaps(indexes);

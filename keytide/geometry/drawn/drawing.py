@@ -43,6 +43,7 @@ from keytide.geometry.drawn.charts import (
     together,
     uvw,
 )
+from keytide.geometry.drawn.flat import FlatShape
 from keytide.geometry.drawn.quiet import quietly
 from keytide.geometry.drawn.sphere import Floats, degrees, vectors
 from keytide.geometry.geojson import NotAGeometryError, Parts
@@ -97,6 +98,7 @@ class Drawing:
         self._drawn: dict[int, Shape] = {}
         self._halos: dict[int, Shape] = {}
         self._pieces: dict[int, Shape | None] = {}
+        self._flat: FlatShape | None = None
 
     def prepared(self) -> Drawing:
         """One more of the same, whose shapes are prepared (indexed by GEOS) for many questions of one thread:
@@ -145,6 +147,13 @@ class Drawing:
         if halo is None:
             halo = self._halos[id(shape)] = self._ready(shapely.buffer(shape, _HALO, quad_segs=2))
         return halo
+
+    @property
+    def flat(self) -> FlatShape:
+        """Its shape in the plane, for what contains what there."""
+        if self._flat is None:
+            self._flat = FlatShape.of(self.on(PLANE), self._ready)
+        return self._flat
 
     def _ready(self, shape: Shape | None) -> Shape | None:
         if self.prepare and shape is not None:

@@ -7,49 +7,67 @@ asked of its other parts alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
 import numpy as np
 import shapely
 from numpy.typing import NDArray
 
 from keytide.geometry.drawn.charts import Shape
 
+_COLLECTION: Final = 7
+"""GEOS' type of a collection of several kinds."""
 
-def contains(one: Shape, other: Shape) -> bool:
+
+@dataclass(frozen=True, slots=True)
+class FlatShape:
+    """A shape in the plane; made once for many questions (`Drawing.flat`).
+
+    Attributes:
+        whole: the shape.
+        points: its points, of a collection that has more than those; None where there are none.
+        rest: what it has of lines and areas.
+    """
+
+    whole: Shape
+    points: Shape | None
+    rest: Shape
+
+    @classmethod
+    def of(cls, shape: Shape, ready: Callable[[Shape], Shape]) -> FlatShape:
+        """That of a shape.
+
+        Args:
+            ready: what is done with a part that is asked about.
+        """
+        if shapely.get_type_id(shape) != _COLLECTION:
+            return cls(shape, None, shape)
+        parts = shapely.get_parts(shape)
+        extended = shapely.get_dimensions(parts) > 0
+        if extended.all() or not extended.any():
+            return cls(shape, None, shape)
+        return cls(shape, ready(_one_of(parts[~extended])), ready(_one_of(parts[extended])))
+
+
+def contains(one: FlatShape, other: FlatShape) -> bool:
     """Whether a shape contains another: all of it, and not by its boundary alone (OGC)."""
-    points, rest = _parted(one)
-    held_points, held = _parted(other)
-    if points is None or rest is None or held is None:
-        return bool(shapely.contains(one, other))
-    if held_points is None:
-        return bool(shapely.contains(rest, held))
+    if one.points is None or shapely.get_dimensions(other.whole) == 0:
+        return bool(shapely.contains(one.whole, other.whole))
+    if other.points is None:
+        return bool(shapely.contains(one.rest, other.whole))
     return bool(
-        shapely.covers(one, held_points)
-        and shapely.covers(rest, held)
-        and (shapely.contains(rest, held) or shapely.contains(one, held_points))
+        shapely.covers(one.whole, other.points)
+        and shapely.covers(one.rest, other.rest)
+        and (shapely.contains(one.rest, other.rest) or shapely.contains(one.whole, other.points))
     )
 
 
-def contains_areas(one: Shape, areas: NDArray[np.object_]) -> NDArray[np.bool_]:
+def contains_areas(one: FlatShape, areas: NDArray[np.object_]) -> NDArray[np.bool_]:
     """The same of many polygons."""
-    _, rest = _parted(one)
-    return np.zeros(len(areas), bool) if rest is None else np.asarray(shapely.contains(rest, areas))
+    return np.asarray(shapely.contains(one.rest, areas))
 
 
-def _parted(shape: Shape) -> tuple[Shape | None, Shape | None]:
-    """The points of a shape, and what it has of lines and areas."""
-    if shapely.get_type_id(shape) != _COLLECTION:
-        return (shape, None) if shapely.get_dimensions(shape) == 0 else (None, shape)
-    parts = shapely.get_parts(shape)
-    extended = shapely.get_dimensions(parts) > 0
-    if extended.all():
-        return None, shape
-    return _one_of(parts[~extended]), _one_of(parts[extended])
-
-
-def _one_of(parts: NDArray[np.object_]) -> Shape | None:
-    if len(parts) < 2:
-        return parts[0] if len(parts) else None
-    return shapely.geometrycollections(parts)
-
-
-_COLLECTION = 7
+def _one_of(parts: NDArray[np.object_]) -> Shape:
+    return parts[0] if len(parts) == 1 else shapely.geometrycollections(parts)

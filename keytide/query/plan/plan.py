@@ -225,9 +225,10 @@ def plan_on(select: Select, candidate: Candidate, condition: Predicate | None = 
         return Refusal(candidate.name, f"it is USING {structure.name}: it {read}")
     sorts = structure.ordered or read.keys or read.bounded or nearest is not None or select.limit == 0
     if read.spans and select.order_by and not (sorts or select.grouped):
-        measured = structure.several and is_measured(select.order_by[0].value, leading, definition.system)
-        does = "finds the nearest with a LIMIT" if measured else "sorts found keys"
-        return Refusal(candidate.name, f"it is USING {structure.name}: it has no order, and {does} only")
+        first, does = select.order_by[0], "sorts found keys only"
+        if structure.has_places and is_measured(first.value, leading, definition.system):
+            does = "finds the nearest, " + ("not the farthest" if first.descending else "with a LIMIT only")
+        return Refusal(candidate.name, f"it is USING {structure.name}: it has no order, and {does}")
     # All entries are true of these.
     assured = [given] if definition.include_missing else [given, Not(IsMissing(leading))]
     rest = [one for one in read.rest if not any(known != TRUE and implies(known, one) for known in assured)]
