@@ -13,11 +13,23 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from tests.simulation.clock import Clock
 
 _T = TypeVar("_T")
+
+
+class _SimTask(asyncio.Task[_T]):
+    """One by whose number sets of tasks are ordered, such as `asyncio.wait` gives: else they are by
+    addresses, and those are others when Python's collector has run at another moment."""
+
+    def __init__(self, number: int, *args: Any, **kwargs: Any) -> None:
+        self._number = number  # (before all else: it is put into a set at once)
+        super().__init__(*args, **kwargs)
+
+    def __hash__(self) -> int:
+        return self._number
 
 
 class SimLoop:
@@ -25,12 +37,18 @@ class SimLoop:
 
     Args:
         clock: of the world.
+
+    Attributes:
+        order: 1 when sets of tasks are to begin with the first that was made, -1 with the last.
     """
+
+    order: ClassVar[Literal[1, -1]] = 1
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._ready: deque[events.Handle] = deque()
         self._running = self._due = False
+        self._tasks = 0
         self._own = cast(asyncio.AbstractEventLoop, self)
 
     def run(self) -> None:
@@ -107,7 +125,8 @@ class SimLoop:
     def create_task(
         self, work: Coroutine[Any, Any, _T], *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[_T]:
-        return asyncio.Task(work, loop=self._own, name=name, context=context)
+        self._tasks += 1
+        return _SimTask(self.order * self._tasks, work, loop=self._own, name=name, context=context)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """A task was thrown away with its world."""

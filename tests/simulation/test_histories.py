@@ -21,6 +21,7 @@ from tests import share
 from tests.simulation.chance import BROKERS_LOST, EVERY, FAULTS, RETENTION, Plan, plan, retaining
 from tests.simulation.regressions import REGRESSIONS
 from tests.simulation.running import histories, quietly, run_or_tell
+from tests.simulation.scheduler import SimLoop
 from tests.simulation.source import shaped
 from tests.simulation.world import FailedError, run
 from tests.structure_kit import digests_of
@@ -179,12 +180,13 @@ REACHED = (
 
 
 def test_a_seed_is_a_history() -> None:
-    """The same seed gives the same trace in processes that hash differently: this one, and another."""
+    """The same seed gives the same trace in processes that hash differently, and look for garbage at other
+    moments: this one, and another."""
     script = (
-        "import logging; logging.disable(50)\n"
+        "import gc, logging; logging.disable(50); gc.set_threshold(50)\n"
         "from tests.simulation.chance import plan\n"
         "from tests.simulation.world import run\n"
-        "print([run(plan(seed)).clock.digest() for seed in (3, 4, 5, 13)])"
+        "print([run(plan(seed)).clock.digest() for seed in (3, 4, 5, 13, 19)])"
     )
     other = "1" if os.environ.get("PYTHONHASHSEED") == "2" else "2"
     told = subprocess.run(
@@ -196,7 +198,15 @@ def test_a_seed_is_a_history() -> None:
         check=True,
     ).stdout
     with quietly():
-        assert told.strip() == str([run(plan(seed)).clock.digest() for seed in (3, 4, 5, 13)])
+        assert told.strip() == str([run(plan(seed)).clock.digest() for seed in (3, 4, 5, 13, 19)])
+
+
+def test_a_history_does_not_depend_on_the_order_of_a_set_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On seed 19 several requests between nodes end at once, and fail in several ways."""
+    with quietly():
+        forwards = [repr(line) for line in run(plan(19)).clock.log]
+        monkeypatch.setattr(SimLoop, "order", -1)
+        assert [repr(line) for line in run(plan(19)).clock.log] == forwards
 
 
 class _Ticket:

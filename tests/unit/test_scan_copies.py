@@ -35,7 +35,7 @@ from keytide.catalog.copies import LeavingCopy
 from keytide.errors import KeytideError, RetryableError
 from keytide.http.node_protocol import NodeUnavailableError
 from keytide.model.timestamp import Timestamp
-from tests.simulation.scheduler import in_simulated_time
+from tests.simulation.scheduler import SimLoop, in_simulated_time
 from tests.unit.scan_world import SECRET, World
 from tests.unit.test_scan_held import hold, leases
 from tests.unit.test_scan_service import BY_CITY, ByNode, ask_count, ids, never, people, run
@@ -310,6 +310,25 @@ def test_what_hinders_one_copy_hinders_the_read_only_where_no_other_answers() ->
     assert answers({"a": (0.4, both), "b": (0, away)}) == {0: "a", 1: "a"}
     assert answers({"a": (0.4, away), "b": (0.5, both)}) == {0: "b", 1: "b"}
     assert answers({"a": (0, full), "b": (0, both)}) is RetryableError, "nor is another copy asked to keep it"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_requests_that_end_at_once_the_first_that_was_asked_is_heard_first(
+    order: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not the one whose task has the lowest address."""
+    monkeypatch.setattr(SimLoop, "order", order)
+
+    async def asked() -> None:
+        requests, does = dict[str, ReadRequest](), dict[str, tuple[float, Exception | set[int]]]()
+        for number, node in enumerate("abcde"):
+            span = ReadSpan("i", [number], [(b"", None)], [b""], False)
+            requests[node] = ReadRequest(span, ReadPaging(10), ReadConsistency(10, 0))
+            does[node] = 0, RetryableError(node, problem_type="too-many-leases")
+        await CopyRequests(Wanted(1.0), Answering(does), requests, {}).run()
+
+    with pytest.raises(RetryableError, match=r"^a$"):
+        in_simulated_time(asked())
 
 
 @pytest.mark.parametrize("limit", [0, 10])

@@ -130,19 +130,14 @@ class CopyRequests:
             if self._nodes.here in self._requests:
                 if self._running:
                     await asyncio.sleep(0)  # let the requests go out first
-                    for task in [one for one in self._running if one.done()]:
-                        self._done(task, self._running.pop(task))
+                    self._take_ended()
                 await self._ask_here(self._requests[self._nodes.here])
             while self._after:
                 now = self._now()
                 hedge_at = min((one.hedge_at for one in self._hedgeable()), default=None)
                 within = None if hedge_at is None else max(0.0, hedge_at - now)
-                done, _ = await asyncio.wait(
-                    self._running, timeout=within, return_when=asyncio.FIRST_COMPLETED
-                )
-                for task in done:
-                    self._done(task, self._running.pop(task))
-                if not done:
+                await asyncio.wait(self._running, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+                if not self._take_ended():
                     self._hedge()
             return self._found
         finally:
@@ -224,6 +219,15 @@ class CopyRequests:
             one.hedge_at = now + (min(LONG_HEDGE_S, half) if _is_short(one.request) else half)
 
     # --- answers --------------------------------------------------------------------------------------------
+
+    def _take_ended(self) -> bool:
+        """Whether requests have ended: each is heard, in the order in which they were asked. (A set of them,
+        as `asyncio.wait` gives, has the order of their addresses: then those would say which copy is asked
+        next, and of which failure the reader is told.)"""
+        ended = [task for task in self._running if task.done()]
+        for task in ended:
+            self._done(task, self._running.pop(task))
+        return bool(ended)
 
     def _done(self, task: asyncio.Task[ReadReply], one: _Asked) -> None:
         try:
