@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import ClassVar, Final, Literal, TypeVar
+from typing import IO, ClassVar, Final, Literal, TypeVar
 
 from keytide.catalog.catalog import Catalog
 from keytide.errors import RetryableError
@@ -162,6 +162,7 @@ class Driver:
         self._stop = stop
         self._now = now
         self.engine: Engine | None = None
+        self._locked: IO[str] | None = None
         self._said_at = 0
         self.attempt = this_attempt()
         self.log = logging.getLogger(type(self).__module__)
@@ -179,12 +180,13 @@ class Driver:
 
     def _lock(self) -> None:
         """Take the lock of the build or job, so that two drivers never share its files: coordinators of one
-        machine may share a folder. It goes with the process."""
+        machine may share a folder. It is let go of when what runs the tasks has ended, or goes with the
+        process."""
         deadline = self._now() + LOCK_LIMIT_S
-        self._locked = (self.folder / "lock").open("w")
+        file = self._locked = (self.folder / "lock").open("w")
         while True:
             try:
-                fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError as error:
                 if self._now() > deadline:
@@ -229,17 +231,19 @@ class Driver:
             return exit_status(error, failure)
         finally:
             self._reporter.send()
-            ending = Worker("end", logged, self._end_engine)
+            ending = Worker("end", logged, self._end)
             ending.open()
             ending.wait(END_S)
             self._reporter.close()
 
-    def _end_engine(self) -> None:
+    def _end(self) -> None:
         if self.engine is not None:
             try:
                 self.engine.close()
             except Exception as error:  # its JVM has died: it is over, whatever it came to
                 self.log.debug("%s: Spark had ended before", self.title, exc_info=error)
+        if self._locked is not None:
+            self._locked.close()
 
     def start_spark(
         self, scratch: str = "scratch", *, app: str = "", rows: bool = False, connector: bool = True

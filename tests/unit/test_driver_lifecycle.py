@@ -6,6 +6,7 @@ import fcntl
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from streaming.core.log_identity import ReadLostError
 from streaming.drivers import lifecycle
 from streaming.drivers.failures import BuildImpossibleError, StoppedError
 from streaming.drivers.journal import JournalLostError
+from tests.waiting import LIMIT_S, wait_for
 
 
 class Program(lifecycle.Driver):
@@ -46,6 +48,31 @@ def test_two_drivers_never_share_a_folder(program: Program, monkeypatch: pytest.
         assert program.run() == core.EXIT_RETRY
     assert "another driver works on job j1" in program.told[0]
     assert "given back" not in program.told
+
+
+def test_a_folder_is_locked_until_what_runs_the_tasks_has_ended(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when that takes longer than the driver waits for it."""
+    monkeypatch.setattr(lifecycle, "END_S", 0.01)
+    ends = threading.Event()
+    monkeypatch.setattr(program, "engine", SimpleNamespace(close=lambda: ends.wait(LIMIT_S)))
+    try:
+        assert program.run() == core.EXIT_PASSED
+        assert not is_free(program.folder)
+    finally:
+        ends.set()
+    wait_for(lambda: is_free(program.folder), "the lock", limit=5)
+
+
+def is_free(folder: Path) -> bool:
+    """Whether no driver has a folder's lock."""
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
 
 @pytest.fixture
@@ -82,6 +109,7 @@ def test_each_end_has_its_status_and_is_said(
 ) -> None:
     program.error = error
     assert program.run() == status
+    assert is_free(program.folder)
     given_back, *notes, said, silent = program.told
     assert (given_back, said, silent) == ("given back", "said", "silent")
     assert len(notes) == (note is not None)
