@@ -11,7 +11,8 @@ for liveness. Each raises `BrokenError` with its name; what the code under test 
     BackfillIsInvisible  an index under build is the source at its timestamp, too: `committed`
     NothingSilent        what cannot be indexed is in the ledger of its slice, and nothing else: `committed`
     Loaded               an index has all that there was when it was asked for, and a build fails for what
-                         retention took only when it had not read that: `scanned`, `World.wrote`
+                         retention took when it needed that and had not read it, and only then, and tells
+                         from where on it could read: `scanned`, `World.wrote`, `World.looked`
     Stuck                after the heal everything drains: `World._drain`
 """
 

@@ -167,6 +167,7 @@ class SimCoordinator:
         if now - self._sampled_at >= SAMPLE_MS:
             self._sampled_at = now
             self._carry_out(self.leader.handle(SourceSampled(kafka.source.facts(now), "", now)))
+            world.looked(self)
         self._carry_out(self.leader.handle(Tick(now)))
         for _ in range(1 + chance.below(4) if world.storm else 1 << 30):
             if not self._executor or not self.alive:
@@ -283,6 +284,7 @@ class SimCoordinator:
                     kafka.make(topic, partitions)
                     self._pass_by()
                 ends = {topic: kafka.ends(topic) for topic, _ in queues}
+                world.sampled.setdefault(build, []).append(dict(kafka.source.kept_from))
                 self._inbox.append(BuildPrepared(build, kafka.source.facts(now), now, ends))
             case ConfirmRollback(keyspace, incarnation):
                 self._inbox.append(RollbackWritten(keyspace, incarnation, now))

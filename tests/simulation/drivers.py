@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from coordinator.core.instructions import DriverTask
 from keytide.catalog.records import BuildRecord
 from keytide.catalog.table_origin import TableOrigin
@@ -30,7 +32,7 @@ from streaming.core.micro_batches import SettledBatch, SliceTarget
 from streaming.core.sizing import SizedBatch, Sizing
 from streaming.core.versions import Offsets
 from streaming.drivers.failures import StoppedError, diagnose, source_changed
-from streaming.drivers.journal import FencedJournal, JournalLostError
+from streaming.drivers.journal import FencedJournal, Journal, JournalLostError, JournalRecord
 from streaming.drivers.lifecycle import exit_status
 from streaming.drivers.outage import Outage
 from streaming.drivers.progress import Status
@@ -250,8 +252,9 @@ class SimDriver:
         self._status.take_over(self._journal)
         indexes = [(name, catalog.index(name)) for name in self.build.indexes]
         slices = {name: self.build.slices_of(index) for name, index in indexes if index is not None}
+        if self._kept().begin is None and self.name not in self.world.read:
+            self.world.begins[self.name] = dict(source.kept_from)
         take_up(self.build, keyspace, self._status, lambda: source.kept_from)
-        self.world.begins[self.name] = dict(self._status.journal.begin or {})
         self._plan = BuildPlan(self.name, self._run, KEYSPACE, keyspace.topic_id, (), slices)
         sizing = Sizing(LARGEST, 1, 1.0, self._status.journal.size)
         self._batches = Batches(self._plan, self._status, sizing, self, self, self.wait, self._pace)
@@ -259,6 +262,10 @@ class SimDriver:
             self._plan, PARTITIONS, self._status, self._batches, self, Outage(AWAY_S), ACTIVATION_S
         )
         await course.run()
+
+    def _kept(self) -> Journal:
+        """What Kafka has of its journal."""
+        return msgspec.json.decode(self.remains.journals[self.name], type=JournalRecord).journal
 
     def crash(self) -> None:
         """Of what was not sent some lands later; the next driver does the batch again. No real driver sends
@@ -409,14 +416,15 @@ class SimDriver:
         self.world.seen["batch again"] += batch in self._readings
         self._readings.add(batch)
         logs = self.world.kafka.source.logs
-        self.check_kept(covered)
+        self._check_kept(covered)
+        self.world.has_begun(self.name, covered)
         versions = [
             logs[p].read(covered.start.offset(p), min(covered.end.offset(p), logs[p].end))
             for p in range(PARTITIONS)
         ]
         return await self._run_tasks(batch, covered, False, versions, documents)
 
-    def check_kept(self, covered: Range) -> None:
+    def _check_kept(self, covered: Range) -> None:
         """As Kafka's clients do that are to miss nothing."""
         for partition, kept in self.world.kafka.source.kept_from.items():
             begin = covered.start.offset(partition)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -11,13 +12,16 @@ import msgspec
 from coordinator.builds.admission import BuildAdmission
 from coordinator.core.events import BuildPrepared
 from coordinator.sources import source_checks as source
+from keytide.catalog.records import BuildRecord
 from keytide.model.timestamp import Timestamp
+from streaming.drivers import failures
+from tests.simulation import drivers
 from tests.simulation.chance import RETENTION
-from tests.simulation.drivers import SimDriver
 from tests.simulation.mutants import mutant
 from tests.simulation.planting import Patches
 
 EXPIRY = (RETENTION,)
+Earliest = Callable[[], Mapping[int, int]]
 
 
 @mutant("R29", "offsets that retention took count as missed although the build had read them", faults=EXPIRY)
@@ -37,7 +41,33 @@ def hide_the_beginning(patches: Patches) -> None:
     _prepared = patches.put(BuildAdmission, "prepared", prepared)
 
 
-@mutant("R29", "a build reads on behind what retention took before it had read it", faults=EXPIRY)
-def read_on_behind_what_is_gone(patches: Patches) -> None:
+@mutant("R29", "offsets that retention took count as missed although no build needs them", faults=EXPIRY)
+def miss_what_is_not_needed(patches: Patches) -> None:
+    def lost(build: BuildRecord, facts: Any) -> str:
+        load = build.load_timestamp
+        all_of_it = Timestamp.of(dict.fromkeys(load.places, 1 << 40), load.topic_id)
+        return str(_lost(msgspec.structs.replace(build, load_timestamp=all_of_it), facts))
+
+    _lost = patches.put(source, "_lost_offsets", lost)
+
+
+@mutant("R29", "where records are gone a build begins two later", faults=EXPIRY)
+def begin_behind_the_beginning(patches: Patches) -> None:
+    def later(build: BuildRecord, keyspace: Any, status: Any, earliest: Earliest) -> None:
+        def begin() -> dict[int, int]:
+            return {partition: first and first + 2 for partition, first in earliest().items()}
+
+        _take_up(build, keyspace, status, begin)
+
+    _take_up = patches.put(drivers, "take_up", later)
+
+
+@mutant("R29", "the coordinator does not look whether what a build needs is gone", faults=EXPIRY)
+def pass_what_is_gone(patches: Patches) -> None:
     patches.put(source, "_lost_offsets", lambda build, facts: "")
-    patches.put(SimDriver, "check_kept", lambda self, covered: None)
+
+
+@mutant("R29", "a driver is started again although what it must read is gone", faults=EXPIRY)
+def try_again_what_is_gone(patches: Patches) -> None:
+    left = tuple(one for one in failures._KNOWN if one[1] != "offsets-lost")
+    patches.put(failures, "_KNOWN", left)

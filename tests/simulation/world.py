@@ -40,6 +40,7 @@ from keytide.wire.messages import (
     StabilityTimestamp,
 )
 from projector.progress.commits import Committed, encode_metadata
+from streaming.spark.checkpoint import Range
 from tests.memory_store.store import MemorySliceStore
 from tests.simulation import layouts, moving, steering
 from tests.simulation.chance import RETENTION, Chance, Plan
@@ -83,6 +84,19 @@ def memory_store(_node: str, _key: SliceKey, initial: Applied) -> Reopenable:
     return MemorySliceStore(initial, fold_age_ms=60, undo_folds=2)
 
 
+def _wanted(build: BuildRecord, partition: int) -> int:
+    """How far the backfill must read."""
+    return max(build.load_timestamp.offset(partition), build.low_watermark.get(partition, 0))
+
+
+def _lacks(build: BuildRecord, partition: int, kept: int) -> bool:
+    """Whether retention took what a build has not told to have read, and must read. (While it lacks other
+    partitions its driver reads on behind that, and fails it, too, when that is gone.)"""
+    read = max(build.backfill_timestamp.offset(partition), build.earliest.offset(partition))
+    by_driver = build.error.startswith("the source deleted records")
+    return read < (kept if by_driver else min(kept, _wanted(build, partition)))
+
+
 class World:
     """Everything, and the clock.
 
@@ -96,8 +110,10 @@ class World:
         machines: names of all nodes.
         cut_off: drivers of coordinators that were deposed, and do not know it yet.
         left: stores of copies whose slices were in order, and which the dictionary did not name any more.
-        begins: build -> from where on its driver could read.
-        missed: builds that have not read what retention took.
+        sampled: build -> where the source began each time that the build was prepared.
+        begins: build -> from where on its driver could read: where the source began when it was taken up.
+        read: build -> how far any of its drivers has read, or begun to.
+        missed: builds that can never be right any more: retention took what none of their drivers has read.
         truth: the dictionary as it is, which no part of the cluster knows.
         seen: what has happened how often.
     """
@@ -117,7 +133,9 @@ class World:
         if RETENTION in plan.faults:
             self.checkers.begin = lambda build: self.begins.get(build, {})
             self.checkers.begins = self._begins
+        self.sampled: dict[str, list[dict[int, int]]] = {}
         self.begins: dict[str, dict[int, int]] = {}
+        self.read: dict[str, dict[int, int]] = {}
         self.missed: set[str] = set()
         self.tables = Tables(self.kafka.source)
         self.uniqueness = Uniqueness(self.kafka.source)
@@ -381,10 +399,33 @@ class World:
         self.note("dictionary", coordinator.term, fate, [key for key, _ in records])
         self.seen["fenced"] += not coordinator.alive
         for _, record in records if coordinator.alive and RETENTION in self.plan.faults else ():
-            if isinstance(record, BuildRecord) and record.state == "FAILED" and "deleted" in record.error:
-                self.seen["builds too late"] += 1
-                if record.id not in self.missed:
-                    raise BrokenError("Loaded", f"build {record.id} had read all that went: {record.error}")
+            if isinstance(record, BuildRecord) and record.id != FIRST_BUILD:
+                self._ended(record)
+
+    def _ended(self, record: BuildRecord) -> None:
+        """A build fails for what retention took when it needed that, and only then; one that is READY tells
+        from where on it could read (R29)."""
+        told, begin = record.earliest.offsets(), self.begins.get(record.id, {})
+        if record.state == "READY":
+            self.seen["later builds"] += any(begin.values())
+            if told != begin:
+                raise BrokenError("Loaded", f"build {record.id} tells that it begins at {told}, not {begin}")
+            if record.id in self.missed:
+                raise BrokenError("Loaded", f"build {record.id} is READY without what retention took")
+        elif record.state == "FAILED" and "deleted" in record.error:
+            self.seen["builds too late"] += 1
+            if told not in (begin, *self.sampled.get(record.id, ())):
+                raise BrokenError("Loaded", f"build {record.id} tells that it begins at {told}, not {begin}")
+            if not any(_lacks(record, *kept) for kept in self.kafka.source.kept_from.items()):
+                raise BrokenError("Loaded", f"build {record.id} has missed nothing: {record.error}")
+        elif record.state == "FAILED" and record.id in self.missed and "gave no reason" not in record.error:
+            raise BrokenError("Loaded", f"build {record.id} has missed what went, and says {record.error}")
+
+    def looked(self, coordinator: SimCoordinator) -> None:
+        """A leader has sampled the source: it knows of what is gone (R29)."""
+        for build in coordinator.leader.dictionary.catalog.builds() if coordinator.alive else ():
+            if build.id in self.missed and build.state in ("BACKFILL", "PAUSED"):
+                raise BrokenError("Loaded", f"build {build.id} goes on without what retention took")
 
     # --- builds -------------------------------------------------------------------------------------------
 
@@ -460,7 +501,7 @@ class World:
         return [self.begins.get(index.build_of(number), {}) for number in range(SLICES)]
 
     def _retain(self) -> None:
-        """Retention strikes: who builds has read that, or has missed it."""
+        """Retention strikes: a build has read that, or needs none of it, or has missed it."""
         source = self.kafka.source
         partition = source.retain(
             self.chance, {p: self.kafka.committed[p].offset or 0 for p in source.ends()}
@@ -471,10 +512,18 @@ class World:
         self.note("retention", partition, kept)
         self.seen[RETENTION] += 1
         self.truth.read()
-        for build in self.truth.catalog.builds():
-            read = max(build.backfill_timestamp.offset(partition), build.earliest.offset(partition))
-            if read < kept:
-                self.missed.add(build.id)
+        for build, begin in self.begins.items():
+            record, read = self.truth.catalog.build(build), self.read.get(build, begin)
+            if record is None or record.state not in ("BACKFILL", "PAUSED"):
+                continue
+            if read[partition] < min(kept, _wanted(record, partition)):
+                self.missed.add(build)
+
+    def has_begun(self, build: str, covered: Range) -> None:
+        """A driver reads a micro-batch."""
+        read = self.read.setdefault(build, {})
+        for partition, end in covered.end.offsets().items():
+            read[partition] = max(end, read.get(partition, 0))
 
     def _drop(self) -> None:
         try:
