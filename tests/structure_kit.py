@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from unittest import mock
 
+import numpy as np
 from hypothesis import strategies as st
 
 from keytide.collation import encode_key, encode_part
@@ -67,10 +68,15 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Condition:
-    """A selection, and which keys are meant by it, told without the structure."""
+    """A selection, and which keys are meant by it, told without the structure.
+
+    Attributes:
+        away: keys that must not even be read, where more may be than is meant: far from the places that are.
+    """
 
     wanted: WantedKeys
     means: Callable[[Key], bool]
+    away: tuple[Key, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -162,14 +168,58 @@ def _value_conditions(draw: st.DrawFn, keys: list[Key]) -> Condition:
 def _meeting(relation: Any, place: Any, metres: float = 0.0) -> Condition:
     shape = QueryShape(relation, geometry_of(place, "geographic"), metres)
     return Condition(
-        WantedKeys(region=shape), lambda key: bool(shape.test(geometry_of(key[0], "geographic")))
+        WantedKeys(region=shape),
+        lambda key: bool(shape.test(geometry_of(key[0], "geographic"))),
+        _far_from(place, metres),
     )
+
+
+def _far_from(place: Any, metres: float) -> tuple[Key, ...]:
+    """Points all over the globe, and two near a place, that are farther from it than cells around it may be."""
+    corners = _positions(place)
+    vectors = _vectors(corners)
+    reach = _SLACK + 2 * metres / _METRES
+    if place["type"] == "MultiPoint":
+        reach += _SLACK_OF_SEVERAL
+    elif place["type"] != "Point":
+        reach += 2 * float(_degrees(vectors, vectors).max())
+    (x, y), step = corners[0], 1.1 * reach
+    about = [((x + step + 180) % 360 - 180, y), (x, y + step if y < 0 else y - step)]
+    there = [*_GLOBE, *about] if step < 90 else _GLOBE
+    apart = _degrees(_vectors(there), vectors).min(axis=1) > reach
+    return tuple(
+        ({"type": "Point", "coordinates": list(map(float, position))},)
+        for position, is_far in zip(there, apart, strict=True)
+        if is_far
+    )
+
+
+def _positions(place: Any) -> list[Any]:
+    """All positions of a GeoJSON geometry."""
+    if place["type"] == "GeometryCollection":
+        return [position for one in place["geometries"] for position in _positions(one)]
+    found = [place["coordinates"]]
+    while isinstance(found[0][0], list):
+        found = [one for some in found for one in some]
+    return found
+
+
+def _vectors(positions: Sequence[Any]) -> Any:
+    """Unit vectors of positions in degrees, (n, 3)."""
+    x, y = np.radians(np.array(positions, np.float64)).T
+    return np.stack([np.cos(y) * np.cos(x), np.cos(y) * np.sin(x), np.sin(y)], axis=1)
+
+
+def _degrees(some: Any, others: Any) -> Any:
+    """How far unit vectors are from others, in degrees, (n, m)."""
+    chords = np.linalg.norm(some[:, None] - others[None], axis=2)
+    return np.degrees(2 * np.arcsin(np.minimum(1.0, chords / 2)))
 
 
 @st.composite
 def _place_conditions(draw: st.DrawFn, keys: list[Key]) -> Condition:
     """What meets a place, lies in it, holds it or is near it: one of a key's, or any."""
-    place = draw(st.one_of(st.sampled_from(keys).map(lambda key: key[0]), places()))
+    place = draw(st.one_of(st.sampled_from(keys).map(lambda key: key[0]), _places))
     relation = draw(st.sampled_from(["intersects", "within", "contains", "dwithin"]))
     return _meeting(relation, place, draw(st.sampled_from([1.0, 1e5])) if relation == "dwithin" else 0.0)
 
@@ -177,6 +227,33 @@ def _place_conditions(draw: st.DrawFn, keys: list[Key]) -> Condition:
 _part = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 3), st.sampled_from([0.5, 2.0, 2**60]), st.text(max_size=3)
 )
+_METRES = 111_000
+"""Of a degree of latitude, about."""
+_SLACK = 1.0
+"""Degrees that what is read for a point may be apart from it: on a corner of cells a third of one."""
+_SLACK_OF_SEVERAL = 30.0
+"""The same of several, which share the spans: a good twenty where all are on such corners."""
+_GLOBE = [(x, y) for y in (-80.0, -40.0, 3.0, 42.0, 79.0) for x in (-179.0, -117.0, -63.0, 2.0, 58.0, 121.0)]
+_RING = [[0, 0], [4, 0], [4, 4], [0, 4], [0, 0]]
+_OTHER_PLACES: list[dict[str, Any]] = [
+    {"type": "LineString", "coordinates": [[10, 10], [10.2, 10.1], [11, 9]]},
+    {"type": "MultiLineString", "coordinates": [[[0, 0], [1, 1]], [[4, -2], [4.5, -2]]]},
+    {"type": "Polygon", "coordinates": [_RING, [[1, 1], [1, 2], [2, 2], [2, 1], [1, 1]]]},
+    {
+        "type": "GeometryCollection",
+        "geometries": [
+            {"type": "Point", "coordinates": [5, 5]},
+            {"type": "LineString", "coordinates": [[6, 6], [7, 6]]},
+        ],
+    },
+    {"type": "Polygon", "coordinates": [[[179, -1], [-179, -1], [-179, 1], [179, 1], [179, -1]]]},
+    {"type": "LineString", "coordinates": [[179.5, 50], [-179.5, 51]]},
+    {"type": "Point", "coordinates": [-180, 12]},
+    {"type": "Polygon", "coordinates": [[[0, 85], [90, 85], [180, 85], [-90, 85], [0, 85]]]},
+    {"type": "Point", "coordinates": [30, -90]},
+]
+"""Lines, a hole, a collection; across the antimeridian, and at the poles."""
+_places = st.one_of(places(), places(), st.sampled_from(_OTHER_PLACES))
 _MANY = [[at % 170, at // 170] for at in range(MAX_KEY_BYTES // 8)]
 _OF_VALUES = Kit(
     columns=("a", "b"),
@@ -189,13 +266,15 @@ _OF_VALUES = Kit(
 )
 _OF_PLACES = Kit(
     columns=("a",),
-    keys=st.lists(st.tuples(places()), min_size=1, max_size=3, unique_by=lambda one: encode_key(one)),
+    keys=st.lists(st.tuples(_places), min_size=1, max_size=3, unique_by=lambda one: encode_key(one)),
     whole=lambda key: _meeting("intersects", key[0]),
     conditions=_place_conditions,
     large={"a": {"type": "MultiPoint", "coordinates": _MANY}},
     no_entry_keys=(b"", b"\x30Bos"),  # eight bytes are a cell, whatever they are
     where="ST_Within(a, ST_MakeEnvelope(1, 1, 2, 2))",
 )
+
+KITS = (_OF_VALUES, _OF_PLACES)
 
 
 @contextmanager

@@ -3,21 +3,27 @@ and what is a hash index's alone."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Final
+from unittest import mock
 
 import pytest
 
-from keytide.collation import encode_key
+from indexer.scan.local.cursor import flaw
+from indexer.scan.peer.messages import ReadSpan
+from indexer.scan.plan.selection import Shape
+from keytide.collation import Span, encode_key, merge_spans
 from keytide.definition.errors import InvalidStatementError
 from keytide.definition.statement import parse_statement
 from keytide.errors import InvariantViolationError
 from keytide.model.entry import pack_keyed_value
 from keytide.query.plan.intervals import Interval
-from keytide.structure import STRUCTURES, NotOrderedError, Structure, WantedKeys, structure_of
-from tests.structure_kit import digests_of
-from tests.structure_suite import StructureSuite, point
+from keytide.structure import STRUCTURES, NotOrderedError, Selected, Structure, WantedKeys, structure_of
+from keytide.structure.spatial import Spatial
+from tests.structure_kit import as_stored, digests_of, kit_of
+from tests.structure_suite import StructureSuite, index, made_of, point
 
 BITS: Final = {"hash": (8, 1, 0)}
 
@@ -37,6 +43,13 @@ def digests(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="module")
+def coverings() -> Iterator[None]:
+    """Each place is covered once: `check` does so for every entry of a document, which are up to eight."""
+    with mock.patch.object(Spatial, "_stored", functools.lru_cache(1_000)(Spatial._stored)):
+        yield
+
+
 class TestEveryStructure(StructureSuite):
     """Those of the registry."""
 
@@ -47,6 +60,29 @@ def test_a_hash_index_tells_entries_by_the_key_in_them() -> None:
     for key in (other, one[:-1], one + b"\0"):
         with pytest.raises(InvariantViolationError):
             structure_of("hash", 2).check(stored + b"d", pack_keyed_value(b"", None, key))
+
+
+def test_the_value_of_another_key_of_a_hash_index_is_seen_in_what_a_slice_gave() -> None:
+    definition = index("hash")
+    ((stored, value),), ((_, another),) = (
+        as_stored(definition, made_of([key])) for key in (("a", 1), ("b", 1))
+    )
+    span = ReadSpan("i", [0], [(b"", None)], [b""], False)
+    assert flaw([(stored + b"d", value)], span, b"", Shape.of(definition)) == ""
+    assert "cannot be read" in flaw([(stored + b"d", another)], span, b"", Shape.of(definition))
+
+
+@pytest.mark.parametrize("span", [Span(b"\0"), Span(b"", b"\xff"), Span(b"\x10", b"\x20")])
+def test_what_is_read_far_from_a_place_is_seen(span: Span, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = ({"type": "Point", "coordinates": [2.0, 41.0]},)
+    condition = kit_of("spatial").whole(key)
+    assert TestEveryStructure().answered("spatial", [key], condition)
+    selected = Selected(
+        tuple(merge_spans([*index("spatial").structure.selected(condition.wanted).spans, span]))
+    )
+    monkeypatch.setattr(Spatial, "selected", lambda self, wanted: selected)
+    with pytest.raises(AssertionError):
+        TestEveryStructure().answered("spatial", [key], condition)
 
 
 # --- what has no order, says so ---------------------------------------------------------------------------

@@ -28,7 +28,14 @@ from keytide.definition.index import IndexDefinition
 from keytide.definition.spatial.meaning import query_shape
 from keytide.errors import CallerError, HistoryChangedError, invariant
 from keytide.model.timestamp import Timestamp, smallest
-from keytide.structure import NotOrderedError, Selected, Structure, WantedKeys, structure_of
+from keytide.structure import (
+    DEFAULT_STRUCTURE,
+    NotOrderedError,
+    Selected,
+    Structure,
+    WantedKeys,
+    structure_of,
+)
 from keytide.structure.spatial import GEOGRAPHIC_SRID
 
 
@@ -214,14 +221,13 @@ def _wanted(one: SpanRequest | Question) -> WantedKeys:
 
 def _values_of(one: SpanRequest | Question, shape: Shape) -> Span:
     """The canonical keys of a stretch, whatever the structure: what slices go by."""
-    return structure_of("btree", shape.parts, shape.descending).selected(_wanted(one)).spans[0]
+    return structure_of(DEFAULT_STRUCTURE, shape.parts, shape.descending).selected(_wanted(one)).spans[0]
 
 
 def slices_of(question: Question, shape: Shape, spans: Sequence[Span] = ()) -> Sequence[int]:
     """The slices that can hold entries of what is selected; of these only the `slices` that were asked for.
     Of HASH those of one partition per stretch that fixes the part that the partitioning goes by, else all. Of
-    RANGE those that a stretch reaches, if it fixes the parts before that one. (`selection_of` has checked the
-    values.)
+    RANGE those that a stretch reaches, if it fixes the parts before that one. (Values were checked before.)
 
     Args:
         spans: what is read; of a spatial index by RANGE(cell) slices follow from them.

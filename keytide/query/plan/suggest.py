@@ -41,6 +41,7 @@ from keytide.query.parse.select import Select
 from keytide.query.plan.intervals import ALL
 from keytide.query.plan.plan import Candidate, Plan, asked_of, may_be_missing, plan_on
 from keytide.query.plan.regions import region
+from keytide.structure import DEFAULT_STRUCTURE
 
 _LONGEST_NAME: Final = 60
 _CONDITIONS: Final = get_args(Predicate)
@@ -54,7 +55,7 @@ def suggest(select: Select, taken: Collection[str] = (), *, name_btree: bool = F
         name_btree: USING is written, though an index is a btree without it.
     """
     condition = asked_of(select)
-    btree = "USING btree " if name_btree else ""
+    btree = f"USING {DEFAULT_STRUCTURE} " if name_btree else ""
     # By id any query can be answered.
     ways = [(_keys(select, condition), btree, "", MAX_KEY_PARTS)]
     ways.append(([KeyPart(DocumentId())], btree, "", MAX_KEY_PARTS))
