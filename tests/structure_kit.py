@@ -175,7 +175,7 @@ def _meeting(relation: Any, place: Any, metres: float = 0.0) -> Condition:
 
 
 def _far_from(place: Any, metres: float) -> tuple[Key, ...]:
-    """Points all over the globe, and two near a place, that are farther from it than cells around it may be."""
+    """Points all over the globe, and two near a place, farther from it than cells around it may be."""
     corners = _positions(place)
     vectors = _vectors(corners)
     reach = _SLACK + 2 * metres / _METRES

@@ -148,8 +148,12 @@ def test_what_takes_places_is_refused() -> None:
 
 
 def test_histories_of_its_indexes_keep_the_invariants(name: str) -> None:
-    """Projected, built, folded, copied, rolled back, verified and repaired: in the simulated cluster."""
+    """In the simulated cluster, where they are built, written, scanned and rolled back."""
     seeds = share.seeds(2000)
     seeds = seeds[: len(seeds) // 20]
     with shaped(name):
-        assert histories(seeds).histories == len(seeds) > 0
+        tally = histories(seeds)
+    assert tally.histories == len(seeds)
+    assert tally.commits > 10 * len(seeds)
+    assert tally.scans > len(seeds)
+    assert min(tally.seen[what] for what in ("build-started", "index-ready", "published", "rolled-back")) > 0
