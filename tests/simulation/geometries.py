@@ -7,9 +7,6 @@ import json
 from functools import cache
 from typing import Any, Final
 
-from keytide.collation import encode_key
-from keytide.model.entry import pack_keyed_value, places_of, unpack_keyed_value
-from keytide.structure.spatial import Spatial
 from tests.statements import encode_splits
 
 SPLIT: Final = 3 << 61
@@ -41,10 +38,10 @@ def statement_of(name: str, keyspace: str, ranged: bool, given: bool, slices: in
 @cache
 def geometry_of_letters(letters: str) -> str:
     """Of one letter or two, as JSON."""
-    return json.dumps(_geometry(letters), separators=(",", ":"))
+    return json.dumps(geometry(letters), separators=(",", ":"))
 
 
-def _geometry(letters: str) -> dict[str, Any]:
+def geometry(letters: str) -> dict[str, Any]:
     points = [list(_POINTS[letter]) for letter in letters]
     if len(points) == 1:
         return {"type": "Point", "coordinates": points[0]}
@@ -53,16 +50,3 @@ def _geometry(letters: str) -> dict[str, Any]:
     (x, y), size = points[0], 5 * (1 + "abcde".index(letters[1]))
     ring = [[x - size, y - size], [x + size, y - size], [x + size, y + size], [x - size, y + size]]
     return {"type": "Polygon", "coordinates": [[*ring, ring[0]]]}
-
-
-def stray_of(letter: str) -> tuple[bytes, bytes]:
-    """The stored key of a letter's point, and a value that is one of it."""
-    key = encode_key([_geometry(letter)])
-    ((stored,),) = Spatial(1).stored([key])
-    return stored, pack_keyed_value(b"", None, key)
-
-
-def with_wrong_column(value: bytes) -> bytes:
-    """A value with an included column that no document has."""
-    forms, _, key = unpack_keyed_value(value)
-    return pack_keyed_value(forms, b'{"v":99}', key, places_of(value))

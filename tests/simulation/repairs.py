@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from indexer.hosting.slice_runner import SliceKey
 from indexer.store.interface import UNNUMBERED, Applied, StoredDocument
-from keytide.model.entry import pack_value
+from keytide.collation import encode_key
+from keytide.model.entry import pack_keyed_value, pack_value, places_of, unpack_keyed_value
 from keytide.model.timestamp import Timestamp
 from keytide.wire.corrections import Correction, Round, pack_corrections, pack_watch
 from keytide.wire.messages import Message, RepairEnd, RepairStatus, encode
@@ -28,7 +30,17 @@ from tests.simulation import geometries
 from tests.simulation.checkers import Rows
 from tests.simulation.kafka import Queue
 from tests.simulation.projectors import TOPICS
-from tests.simulation.source import IDS, KEYSPACE, PARTITIONS, SLICES, Fold, projection, spatial
+from tests.simulation.source import (
+    IDS,
+    KEYSPACE,
+    PARTITIONS,
+    SLICES,
+    Fold,
+    kept,
+    projection,
+    spatial,
+    structure,
+)
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -38,8 +50,6 @@ _STRAYS = [
     for letter in (b"y", b"z")
 ]
 """By slice a key that no document has (and wherever it belongs: no two slices have one entry)."""
-_SPATIAL_STRAYS = [geometries.stray_of(letter) for letter in "yz"]
-"""The same of spatial indexes, with a value of it each: entries that cannot be read are found otherwise."""
 _WRONG = pack_value(b"", b'{"v":99}')
 """A value that no document has."""
 _KINDS = ("lose", "keep", "ghost", "value", "forget", "half")
@@ -122,7 +132,7 @@ class Repairs:
         key, docid, kind = chance.pick(keys), chance.pick(IDS), chance.pick(_KINDS)
         store, stray = (
             world.disks[node][key],
-            _SPATIAL_STRAYS[key[1]] if spatial() else (_STRAYS[key[1]], b""),
+            _stray(key[1]),
         )
         runner = world.nodes[node].hosting.runners.get(key)
         if not isinstance(store, MemorySliceStore) or store.applied.building or runner is None:
@@ -373,6 +383,24 @@ class Repairs:
             self._job.known.get((node, key), set()).discard(docid)
 
 
+@kept
+@cache
+def _stray(slice_number: int) -> tuple[bytes, bytes]:
+    """A stored key that no document has, and its value, which can be read: what cannot is found otherwise."""
+    shape = structure()
+    if not shape.key_in_value:
+        return _STRAYS[slice_number], b""
+    letter = "yz"[slice_number]
+    key = encode_key([geometries.geometry(letter) if spatial() else letter])
+    return shape.stored([key])[0][0], pack_keyed_value(b"", None, key)
+
+
+def _with_wrong_column(value: bytes) -> bytes:
+    """A value that holds its key, with an included column that no document has."""
+    forms, _, key = unpack_keyed_value(value)
+    return pack_keyed_value(forms, b'{"v":99}', key, places_of(value))
+
+
 def _spoilt(state: MemoryState, kind: str, docid: bytes, stray: tuple[bytes, bytes]) -> MemoryState:
     """A state that is wrong in one way.
 
@@ -394,7 +422,7 @@ def _spoilt(state: MemoryState, kind: str, docid: bytes, stray: tuple[bytes, byt
     for key in mine if kind in ("lose", "half") else ():
         del entries[key]
     for key in mine if kind == "value" else ():
-        entries[key] = geometries.with_wrong_column(entries[key]) if spatial() else _WRONG
+        entries[key] = _with_wrong_column(entries[key]) if structure().key_in_value else _WRONG
     if kind in ("keep", "ghost"):
         entries[stray[0] + docid] = stray[1]
     return replace(state, entries=entries, back=back)

@@ -21,7 +21,7 @@ from keytide.definition.index import IndexDefinition
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.model.log_history import LogHistory, PartitionHistory
 from keytide.model.timestamp import Place
-from keytide.structure import StructureName
+from keytide.structure import Structure, StructureName, structure_of
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router.core import slices_of
 from tests.simulation import geometries
@@ -86,6 +86,11 @@ def spatial() -> bool:
     """Whether indexes are of geometries: a document has one, in the place of letters, and may have several
     cells."""
     return _structure == "spatial"
+
+
+def structure() -> Structure:
+    """That of the indexes."""
+    return structure_of(_structure, 1)
 
 
 def splits() -> tuple[bytes, ...]:
