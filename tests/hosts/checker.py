@@ -24,10 +24,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+ANY_NODE: Final = -1
+"""Number of the host of a read that any node may answer: it demands what its client wrote."""
 TOLD = 20
 """Violations at most that `violations` gives: the first one is what counts."""
+_FAULT, _GONE = 500, 410
+_WAITS = frozenset({429, 502, 503, 504})
+"""Answers to a read through any node: what it demands may take until a host is back."""
 
 
 class Posting(NamedTuple):
@@ -69,7 +74,7 @@ class SnapshotRead:
     Attributes:
         session: whose; reads of a session come one after the other.
         index: its name.
-        node: number of the host whose node answered, -1 for any.
+        node: number of the host whose node answered, or `ANY_NODE`.
         snapshot, offsets: its number, and its timestamp: partition -> next offset.
         accounts: whose postings it is to have, all of them; None for everybody's.
         at_least: what was demanded of `offsets`.
@@ -97,12 +102,18 @@ class SnapshotRead:
 
 @dataclass(frozen=True, slots=True)
 class RefusedRead:
-    """A scan through the node of one host that demanded nothing and failed, tries of the client included."""
+    """A scan that failed, tries of the client included.
+
+    Attributes:
+        node: as of `SnapshotRead`.
+        status: of HTTP.
+    """
 
     node: int
     index: str
     begun: float
     ended: float
+    status: int
     why: str
 
 
@@ -287,8 +298,23 @@ def _refusals(history: ClientHistory) -> Iterator[Violation]:
             for strike in history.strikes
             if strike.begun <= refused.ended and refused.begun <= strike.recovered
         ]
-        if not any(not strike.bears or refused.node in strike.hosts for strike in meanwhile):
+        if not _excused(refused, meanwhile):
             during = ", ".join(strike.what for strike in meanwhile) or "nothing"
-            who = f"{refused.index} by host {refused.node + 1}"
-            story = f"{who} from {refused.begun:.3f} to {refused.ended:.3f} s, during {during}"
-            yield Violation("refused", f"{story}: {refused.why}")
+            by = "any host" if refused.node == ANY_NODE else f"host {refused.node + 1}"
+            story = (
+                f"{refused.index} by {by} from {refused.begun:.3f} to {refused.ended:.3f} s, during {during}"
+            )
+            yield Violation("refused", f"{story}: {refused.status} {refused.why}")
+
+
+def _excused(refused: RefusedRead, meanwhile: Iterable[Strike]) -> bool:
+    if refused.status == _GONE:  # one copy alone was found in time to keep the snapshot, and is lost
+        return any(True for _ in meanwhile)
+    if refused.node == ANY_NODE and refused.status in _WAITS:
+        return True
+    return any(
+        refused.node in strike.hosts
+        or (refused.node == ANY_NODE and strike.hosts)
+        or (not strike.bears and refused.status != _FAULT)
+        for strike in meanwhile
+    )

@@ -4,11 +4,13 @@ of them says of whose account. Pure.
 A document names its accounts and has a place: the line or the two points between those of its accounts. Half
 of the accounts lie in the west, the others in the east, on two faces of the globe, and what lies between is
 on a third one. So a transfer has up to eight cells, in up to three slices, and each half of the accounts can
-be asked for by itself: by a range, by keys, by a box.
+be asked for by itself: by a range, by keys, by a box. In an index of places one of its cells alone gives the
+row, and which one follows from the box: so boxes of any size are asked for, too (`_some_box`).
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,6 +33,7 @@ PLACES: Final[Mapping[str, Position]] = {
     for at, account in enumerate(ACCOUNTS)
 }
 _ACCOUNT_AT: Final = {place: account for account, place in PLACES.items()}
+_COLUMNS, _ROWS = ({place[at] for place in PLACES.values()} for at in (0, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,12 @@ class Asked:
     Attributes:
         accounts: whose postings it has, all of them; None for everybody's.
         request: members of the scan.
+        crossed: lines that have no account there may have a row all the same.
     """
 
     accounts: frozenset[str] | None
     request: Mapping[str, Any]
+    crossed: bool = False
 
     def has(self, account: str) -> bool:
         return self.accounts is None or account in self.accounts
@@ -57,6 +62,7 @@ class LedgerIndex:
         clauses: of CREATE INDEX, behind the topic.
         everything, west, east: how it is asked for the postings of all accounts, and of half of them.
         postings: what a row of an answer to one of these says, which may be what nobody has written.
+        part: chooses how it is asked for the postings of other accounts; None where halves are enough.
     """
 
     name: str
@@ -65,6 +71,7 @@ class LedgerIndex:
     west: Asked
     east: Asked
     postings: Callable[[Row, Asked], Iterable[Posting]]
+    part: Callable[[random.Random], Asked] | None = None
 
     @property
     def statement(self) -> str:
@@ -100,11 +107,15 @@ def _of_account(row: Row, _: Asked) -> Iterable[Posting]:
 
 
 def _of_place(row: Row, asked: Asked) -> Iterable[Posting]:
-    """A row is a whole transfer; one of a box has at least the postings of the accounts there."""
-    for position in row.key[0]["coordinates"]:
-        account = _ACCOUNT_AT.get(tuple(position), NOWHERE)
-        if account == NOWHERE or asked.has(account):
-            yield _posting(row, account)
+    """A row is a whole transfer; one of a box has at least the postings of the accounts there, or crosses it,
+    or does not belong there."""
+    place = row.key[0]
+    accounts = [_ACCOUNT_AT.get(tuple(position), NOWHERE) for position in place["coordinates"]]
+    found = [account for account in accounts if account == NOWHERE or asked.has(account)]
+    if not found and not (asked.crossed and place["type"] == "LineString"):
+        found = [NOWHERE]
+    for account in found:
+        yield _posting(row, account)
 
 
 def _posting(row: Row, account: str) -> Posting:
@@ -114,6 +125,33 @@ def _posting(row: Row, account: str) -> Posting:
 
 def _keys(accounts: Iterable[str]) -> dict[str, Any]:
     return {"spans": [{"equals": [account]} for account in sorted(accounts)]}
+
+
+def _some_box(chance: random.Random) -> Asked:
+    """All that is west or east of some meridian, or a box within a half: some accounts are in it, and none is
+    near its edges. A line stays on its side of a meridian; through a smaller box it may go."""
+    while True:
+        small = chance.random() < 0.5
+        west, south, east, north = -80.0, -40.0, 80.0, 40.0
+        if small:
+            left, right = chance.choice(((-80, -48), (48, 80)))
+            west, east = sorted(_beside(_COLUMNS, 0.5, left, right, chance) for _ in range(2))
+            south, north = sorted(_beside(_ROWS, 3.0, -40, 40, chance) for _ in range(2))
+        elif chance.random() < 0.5:
+            west = _beside(_COLUMNS, 0.5, -80, 80, chance)
+        else:
+            east = _beside(_COLUMNS, 0.5, -80, 80, chance)
+        inside = (account for account, (x, y) in PLACES.items() if west < x < east and south < y < north)
+        if accounts := frozenset(inside):
+            return Asked(accounts, {"intersects": [west, south, east, north]}, small)
+
+
+def _beside(lines: Iterable[int], by: float, low: float, high: float, chance: random.Random) -> float:
+    """Something between two bounds that is none of some numbers, nor near one."""
+    while True:
+        found = chance.uniform(low, high)
+        if all(abs(found - line) > by for line in lines):
+            return found
 
 
 _UNNESTED: Final = "INCLUDE (postings, version)"
@@ -142,6 +180,7 @@ INDEXES: Final = (
         Asked(WEST, {"intersects": [-80, -40, -48, 40]}),
         Asked(EAST, {"intersects": [48, -40, 80, 40]}),
         _of_place,
+        _some_box,
     ),
     LedgerIndex(
         "ledger_spread",

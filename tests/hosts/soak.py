@@ -56,6 +56,7 @@ def soak(
             _strike(workload, world, nemesis, chance.uniform(*STRUCK_S), say)
             if workload.now() > seconds:
                 break
+        wait_for(workload.demanded, "each index has shown what was written", RECOVERY_S)
     workload.read_end()
     history = workload.history
     say(_summary(history))

@@ -2,8 +2,9 @@
 
 Writers transfer amounts between accounts; after each round they read all indexes in their session, through
 any node, and demand what they have written (`at_least`). Readers read them through the node of one host, in a
-session for each round, and demand nothing. See `checker` for what a transfer is, and why a document is left
-alone once a write of it was not acknowledged; `indexes` for what is read.
+session for each round, and demand nothing. What they are refused is in the history, too. See `checker` for
+what a transfer is, and why a document is left alone once a write of it was not acknowledged; `indexes` for
+what is read.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from typing import Any, Final, Self
 
 from kafka import KafkaProducer
 
-from keytide.client import Client, SnapshotGoneError
+from keytide.client import Client
 from keytide.errors import KeytideError
 from keytide.process.worker import Worker
 from tests.chaos.writing import GIVES_UP
 from tests.hosts.checker import (
+    ANY_NODE,
     NONE,
     ClientHistory,
     Posting,
@@ -34,6 +36,7 @@ from tests.hosts.checker import (
 )
 from tests.hosts.cluster import TOKEN, HostWorld
 from tests.hosts.indexes import ACCOUNTS, INDEXES, TOPIC, Asked, LedgerIndex, document_of
+from tests.waiting import slowness
 
 _ROWS: Final = 50_000
 """Of a page: all of them, so that an answer is one page, unless its time runs out."""
@@ -47,7 +50,9 @@ _LOOK_PAUSE_S: Final = 0.6
 _RECENT: Final = 2_000
 """Reads among which the newest of each node and index is looked for."""
 _DELIVERY_S: Final = 15.0
-_END_S: Final = 60.0
+_END_S: Final = 90.0
+_LAST_PARTS: Final = 20
+"""Of an index that is asked for more than halves, at the end, by each node."""
 
 
 def prepare(world: HostWorld) -> None:
@@ -94,7 +99,8 @@ class Workload:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        assert all(thread.wait(_END_S) for thread in self._threads), "a client stands still"
+        limit = _END_S * slowness()
+        assert all(thread.wait(limit) for thread in self._threads), "a client stands still"
         self.check()
 
     def check(self) -> None:
@@ -111,18 +117,26 @@ class Workload:
         since then; -1 for none."""
         newest = dict.fromkeys(product(range(len(self._urls)), self.history.indexes), -1)
         for one in self.history.reads[-_RECENT:]:
-            if one.begun >= since and one.node >= 0:
+            if one.begun >= since and one.node != ANY_NODE:
                 newest[one.node, one.index] = max(newest[one.node, one.index], one.snapshot)
         return list(newest.values())
 
+    def demanded(self) -> bool:
+        """Whether of each index some read has shown what its client had written."""
+        return {one.index for one in self.history.reads if one.at_least} == {*self.history.indexes}
+
     def read_end(self) -> None:
-        """The last reads, of everything and of each half, through each node; the clients have ended."""
+        """The last reads, of everything, of each half and of other parts, through each node; the clients have
+        ended."""
         ends = self._world.ends(TOPIC)
         for host, url in enumerate(self._urls):
             with Client(url, token=TOKEN) as client:
+                chance = random.Random(f"{self._seed} end {host}")
                 for index in INDEXES:
-                    for asked in (index.everything, index.west, index.east):
-                        self._read(client, f"end {host + 1}", host, index, asked, ends, last=True)
+                    parts = [index.part(chance) for _ in range(_LAST_PARTS) if index.part]
+                    for asked in (index.everything, index.west, index.east, *parts):
+                        if not self._read(client, f"end {host + 1}", host, index, asked, ends, last=True):
+                            return
 
     def _look(self, host: int) -> None:
         chance = random.Random(f"{self._seed} reader {host}")
@@ -131,12 +145,7 @@ class Workload:
                 client.reset_session()
                 session = f"reader {host + 1} at {self.now():.3f} s"
                 for index, asked in _reads(chance):
-                    begun = self.now()
-                    try:
-                        self._read(client, session, host, index, asked)
-                    except KeytideError as error:
-                        why = f"{error.status} {error.problem_type}: {error}"
-                        self.history.refused.append(RefusedRead(host, index.name, begun, self.now(), why))
+                    if self._over.is_set() or not self._read(client, session, host, index, asked):
                         break
 
     def _write(self, number: int) -> None:
@@ -148,9 +157,10 @@ class Workload:
                 while not self._over.wait(_PAUSE_S):
                     written = transfers.round(self.now)
                     self.history.writes += written
-                    with suppress(KeytideError):  # it demands what may take until a host is back
-                        for index, asked in _reads(chance):
-                            self._read(client, f"writer {number}", -1, index, asked, _places(written))
+                    for index, asked in _reads(chance):
+                        if self._over.is_set():
+                            break
+                        self._read(client, f"writer {number}", ANY_NODE, index, asked, _places(written))
         finally:
             transfers.close()
 
@@ -163,7 +173,28 @@ class Workload:
         asked: Asked,
         at_least: dict[int, int] | None = None,
         last: bool = False,
-    ) -> None:
+    ) -> bool:
+        """Whether there is an answer; what comes of it is in the history."""
+        begun = self.now()
+        try:
+            read = self._scan(client, session, node, index, asked, at_least or {}, last)
+        except KeytideError as error:
+            why = f"{error.problem_type}: {error}"
+            self.history.refused.append(RefusedRead(node, index.name, begun, self.now(), error.status, why))
+            return False
+        self.history.reads.append(read)
+        return True
+
+    def _scan(
+        self,
+        client: Client,
+        session: str,
+        node: int,
+        index: LedgerIndex,
+        asked: Asked,
+        at_least: dict[int, int],
+        last: bool,
+    ) -> SnapshotRead:
         request: dict[str, Any] = {**asked.request, "timeout_ms": 60_000} if last else {**asked.request}
         if at_least:
             request["at_least"] = {str(partition): offset for partition, offset in at_least.items()}
@@ -172,14 +203,11 @@ class Workload:
         rows = [*page.rows]
         following = page
         while following.page is not None:  # the time ran out with some rows
-            try:
-                following = client.page(index.name, page=following.page)
-            except SnapshotGoneError:  # where one copy alone was found in time to keep it, and is lost
-                return
+            following = client.page(index.name, page=following.page)
             assert following.snapshot == page.snapshot, f"{index.name}: {following} follows {page}"
             rows += following.rows
         postings = (one for row in rows for one in index.postings(row, asked))
-        read = SnapshotRead(
+        return SnapshotRead(
             session,
             index.name,
             node,
@@ -189,16 +217,16 @@ class Workload:
             {int(partition): place["offset"] for partition, place in page.timestamp.items()},
             tuple(self._same.setdefault(one, one) for one in postings),
             asked.accounts,
-            at_least or {},
+            at_least,
             last,
         )
-        self.history.reads.append(read)
 
 
 def _reads(chance: random.Random) -> Iterable[tuple[LedgerIndex, Asked]]:
-    """Each index once, in some order; mostly all of it, now and then a half."""
+    """Each index once, in some order; mostly all of it, now and then a half or another part."""
     for index in chance.sample(INDEXES, len(INDEXES)):
-        yield index, chance.choices((index.everything, index.west, index.east), (6, 1, 1))[0]
+        part = index.part(chance) if index.part else index.everything
+        yield index, chance.choices((index.everything, index.west, index.east, part), (4, 1, 1, 2))[0]
 
 
 def _places(written: Iterable[TransferWrite]) -> dict[int, int]:

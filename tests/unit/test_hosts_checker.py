@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.hosts.checker import (
+    ANY_NODE,
     NONE,
     ClientHistory,
     Posting,
@@ -125,7 +126,7 @@ UNEVEN = frozenset((Posting("a", "a", -7, 2), Posting("a", "b", 5, 1)))
         (lambda history: history.reads.pop(3), {"unfinished"}),
         (_shows(2, A2, begun=1.2), {"unfinished"}),
         (_shows(3, _of("a", A2), accounts=frozenset("a")), {"unfinished"}),
-        (lambda history: history.refused.append(RefusedRead(1, "tree", 1.0, 2.0, "503")), {"refused"}),
+        (lambda history: history.refused.append(RefusedRead(1, "tree", 1.0, 2.0, 503, "")), {"refused"}),
     ],
 )
 def test_every_violation_is_seen(plant: Plant, kinds: set[str]) -> None:
@@ -135,18 +136,27 @@ def test_every_violation_is_seen(plant: Plant, kinds: set[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strike", "allowed"),
+    ("strike", "node", "status", "allowed"),
     [
-        (Strike("cut", frozenset({1}), True, 0.5), True),
-        (Strike("cut", frozenset({1}), True, 0.5, 1.0), True),
-        (Strike("cut", frozenset({1}), True, 0.5, 0.9), False),
-        (Strike("cut", frozenset({1}), True, 2.1), False),
-        (Strike("cut", frozenset({0, 2}), True, 0.5), False),
-        (Strike("two brokers", frozenset(), False, 0.5), True),
+        (Strike("cut", frozenset({1}), True, 0.5), 1, 503, True),
+        (Strike("cut", frozenset({1}), True, 0.5, 1.0), 1, 503, True),
+        (Strike("cut", frozenset({1}), True, 0.5, 0.9), 1, 503, False),
+        (Strike("cut", frozenset({1}), True, 2.1), 1, 503, False),
+        (Strike("cut", frozenset({0, 2}), True, 0.5), 1, 503, False),
+        (Strike("two brokers", frozenset(), False, 0.5), 1, 503, True),
+        (Strike("two brokers", frozenset(), False, 0.5), 1, 500, False),
+        (Strike("cut", frozenset({0}), True, 0.5), 1, 410, True),
+        (Strike("cut", frozenset({1}), True, 2.1), 1, 410, False),
+        (Strike("cut", frozenset({1}), True, 2.1), ANY_NODE, 410, False),
+        (Strike("cut", frozenset({1}), True, 2.1), ANY_NODE, 504, True),
+        (Strike("cut", frozenset({1}), True, 2.1), ANY_NODE, 400, False),
+        (Strike("cut", frozenset({1}), True, 0.5), ANY_NODE, 507, True),
+        (Strike("kill", frozenset(), True, 0.5), ANY_NODE, 507, False),
+        (Strike("two brokers", frozenset(), False, 0.5), ANY_NODE, 500, False),
     ],
 )
-def test_who_may_refuse_a_scan(strike: Strike, allowed: bool) -> None:
+def test_who_may_refuse_a_scan(strike: Strike, node: int, status: int, allowed: bool) -> None:
     history = _history()
-    history.refused.append(RefusedRead(1, "tree", 1.0, 2.0, "503"))
+    history.refused.append(RefusedRead(node, "tree", 1.0, 2.0, status, ""))
     history.strikes.append(strike)
-    assert (_kinds(history) == set()) == allowed
+    assert _kinds(history) == (set() if allowed else {"refused"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -50,9 +51,20 @@ def test_all_pages_are_one_read() -> None:
     assert read.postings == tuple(Posting("a", account, 5, 1) for account in ACCOUNTS[:2])
 
 
-def test_a_page_that_is_gone_leaves_no_read() -> None:
+def test_a_page_that_is_gone_is_a_read_that_was_refused() -> None:
     workload, client = _read(_page(7, ACCOUNTS[0], "more"), SnapshotGoneError("gone"))
     assert (workload.history.reads, client.left) == ([], [])
+    (refused,) = workload.history.refused
+    assert (refused.node, refused.index, refused.status) == (0, INDEX.name, 410)
+
+
+def test_a_read_has_to_show_what_was_written_in_each_index() -> None:
+    workload, _ = _read(_page(7, ACCOUNTS[0], None))
+    (read,) = workload.history.reads
+    workload.history.reads += [replace(read, index=one.name, at_least={0: 1}) for one in INDEXES[1:]]
+    assert not workload.demanded()
+    workload.history.reads.append(replace(read, at_least={0: 1}))
+    assert workload.demanded()
 
 
 def test_a_page_of_another_snapshot_ends_the_client() -> None:
