@@ -45,8 +45,8 @@ PROGRESS_S = 15.0
 GONE_LIMIT_S = 180.0
 """Longer than a coordinator waits for projectors that do not let go of a dropped index."""
 PERMANENT = (
-    ("city", "tag", "hashed", "spread", "placed"),
-    ("city_n", "by_id", "ranged", "small", "mood", "pointed"),
+    ("city", "tag", "small", "mood", "placed", "hashed", "spread"),
+    ("city_n", "by_id", "ranged", "hashed", "spread", "pointed"),
 )
 """The indexes that stay, by keyspace in turn; the first one has each kind."""
 

@@ -128,22 +128,21 @@ def _keys(accounts: Iterable[str]) -> dict[str, Any]:
 
 
 def _some_box(chance: random.Random) -> Asked:
-    """All that is west or east of some meridian, or a box within a half: some accounts are in it, and none is
-    near its edges. A line stays on its side of a meridian; through a smaller box it may go."""
-    while True:
-        small = chance.random() < 0.5
-        west, south, east, north = -80.0, -40.0, 80.0, 40.0
-        if small:
-            left, right = chance.choice(((-80, -48), (48, 80)))
-            west, east = sorted(_beside(_COLUMNS, 0.5, left, right, chance) for _ in range(2))
-            south, north = sorted(_beside(_ROWS, 3.0, -40, 40, chance) for _ in range(2))
-        elif chance.random() < 0.5:
-            west = _beside(_COLUMNS, 0.5, -80, 80, chance)
-        else:
-            east = _beside(_COLUMNS, 0.5, -80, 80, chance)
-        inside = (account for account, (x, y) in PLACES.items() if west < x < east and south < y < north)
-        if accounts := frozenset(inside):
-            return Asked(accounts, {"intersects": [west, south, east, north]}, small)
+    """All that is west or east of some meridian, or a box around an account: others are in it or not, and
+    none is near its edges. A line stays on its side of a meridian; through a smaller box it may go."""
+    west, south, east, north = -80.0, -40.0, 80.0, 40.0
+    x, y = chance.choice([*PLACES.values()])
+    what = chance.choice(("west", "east", "around", "around"))
+    if what == "west":
+        east = _beside(_COLUMNS, 0.5, x, 80, chance)
+    elif what == "east":
+        west = _beside(_COLUMNS, 0.5, -80, x, chance)
+    else:
+        by = chance.choice((1, 3, 12))
+        west, east = (_beside(_COLUMNS, 0.5, *ends, chance) for ends in ((x - by, x), (x, x + by)))
+        south, north = (_beside(_ROWS, 3, *ends, chance) for ends in ((y - 3 - by, y), (y, y + 3 + by)))
+    inside = (account for account, (x, y) in PLACES.items() if west < x < east and south < y < north)
+    return Asked(frozenset(inside), {"intersects": [west, south, east, north]}, what == "around")
 
 
 def _beside(lines: Iterable[int], by: float, low: float, high: float, chance: random.Random) -> float:

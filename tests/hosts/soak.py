@@ -1,5 +1,5 @@
 """A run: the workload beside one nemesis after the other, each undone and waited for until all is well again,
-then what the checker says of the clients' history."""
+then what the checker says of the clients' history, and what a verification says of each index."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 from keytide.errors import KeytideError
 from tests.hosts.checker import ClientHistory, Strike, violations
 from tests.hosts.cluster import HostCluster, HostWorld
+from tests.hosts.indexes import INDEXES
 from tests.hosts.nemeses import Nemeses, Nemesis
 from tests.hosts.network import Network
 from tests.hosts.workload import Workload
@@ -45,7 +46,7 @@ def soak(
         The history, in which nothing is wrong.
 
     Raises:
-        AssertionError: something is, or the cluster did not recover within `RECOVERY_S`.
+        AssertionError: something is, or in an index, or the cluster did not recover within `RECOVERY_S`.
     """
     chance = random.Random(seed)
     nemeses = Nemeses(network, cluster, chance)
@@ -62,6 +63,9 @@ def soak(
     say(_summary(history))
     wrong = violations(history)
     assert not wrong, "\n".join(f"{one.kind}: {one.story}" for one in wrong)
+    for index in INDEXES:  # of places some entries give no row of any answer
+        verified = world.verified(index.name)
+        assert (verified["state"], verified["clean"]) == ("DONE", True), verified
     return history
 
 

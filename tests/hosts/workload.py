@@ -157,10 +157,12 @@ class Workload:
                 while not self._over.wait(_PAUSE_S):
                     written = transfers.round(self.now)
                     self.history.writes += written
+                    demanded = _places(written)
                     for index, asked in _reads(chance):
-                        if self._over.is_set():
-                            break
-                        self._read(client, f"writer {number}", ANY_NODE, index, asked, _places(written))
+                        if self._over.is_set() or not self._read(
+                            client, f"writer {number}", ANY_NODE, index, asked, demanded
+                        ):
+                            break  # what is not there yet would be waited for in the others, too
         finally:
             transfers.close()
 

@@ -1,6 +1,7 @@
 """The crash matrix (acceptance 2): a process dies at a named place in its code, as by kill -9, while
 documents are written and scanned, and while an index is built. It is started again; everything finishes, no
-scan differs from the source, and no build begins from its beginning.
+scan differs from the source, and no build begins from its beginning. Under live load there is an index of
+each kind; the builds, rollbacks and verifications that are struck are of btrees.
 
 `KEYTIDE_MATRIX=all` strikes at every place, the first and the second time that it is reached; without it, the
 places that have failed in other systems.
