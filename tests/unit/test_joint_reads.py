@@ -16,7 +16,8 @@ import pytest
 
 from indexer.hosting.node import ServingNode
 from indexer.hosting.snapshots import SnapshotRing
-from indexer.scan.gather.gather import gather
+from indexer.scan.gather import gather as gathering
+from indexer.scan.gather.gather import Gathered, gather
 from indexer.scan.gather.scatter import Target
 from indexer.scan.local import cursor as local_cursor
 from indexer.scan.local import joint
@@ -117,7 +118,7 @@ def reads_of(node: Node) -> JointReads:
 
 
 def asked(number: int, **others: object) -> JointRead:
-    plain = JointRead(INDEX, SLICES, False, number, 0, b"", None, False, 10, 0, False, "")
+    plain = JointRead(INDEX, SLICES, False, number, 0, [(b"", None)], False, 10, 0, False, "")
     return msgspec.structs.replace(plain, **others)
 
 
@@ -145,7 +146,66 @@ def test_slices_are_read_as_one(node: Node) -> None:
     assert not page.leased
     assert keys_of(reads.first(asked(number, reverse=True, count=3))) == [99, 98, 97]
     assert keys_of(reads.first(asked(number, slices=(1,), count=3))) == [1, 4, 7]
-    assert keys_of(reads.first(asked(number, low=key("0097")))) == [97, 98, 99]
+    assert keys_of(reads.first(asked(number, spans=[(key("0097"), None)]))) == [97, 98, 99]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("limit", [2, 4, 50])
+@pytest.mark.parametrize("few", [joint.FEW_SPANS, 0])
+def test_spans_are_read_as_one_as_they_are_one_by_one(
+    node: Node, reverse: bool, limit: int, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Page by page: what several keys and stretches have, which lies in several slices."""
+    monkeypatch.setattr(joint, "FEW_SPANS", few)
+    number = node.commit(*range(0, 100, 2))
+    node.commit(*range(1, 100, 10))
+    here = LocalReader(node.view, 10, now=lambda: node.now)
+    bounds = [(3, 4), (11, 12), (20, 31), (98, 200)]
+    spans = [Span(key(f"{low:04}"), key(f"{high:04}")) for low, high in bounds]
+    target = Target(INDEX, number, 0, spans, dict.fromkeys(SLICES, "n0"), 1.0, until=1e9)
+    whole = []
+    for first_here in (here.first, lambda asked: None):
+        nodes = mock.Mock(here="n0", health=PeerHealth(), first_here=first_here)
+        nodes.read_here = mock.AsyncMock(side_effect=here.read)
+        after, pages = b"", list[Gathered]()
+        while not pages or pages[-1].more:
+            pages.append(asyncio.run(gather(target, nodes, after, reverse, limit)))
+            after = pages[-1].reached
+        assert (nodes.read_here.call_count == 0) == (first_here == here.first)
+        whole.append([(page.entries, page.more) for page in pages])
+    assert whole[0] == whole[1]
+    wanted = [one for low, high in bounds for one in range(low, min(high, 100)) if one % 2 == 0]
+    assert [int(one[-4:]) for page, _ in whole[0] for one, _ in page] == sorted(wanted, reverse=reverse)
+    here.close()
+
+
+def test_of_spans_nothing_is_read_as_one_if_not_all_of_it_is_wanted(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where digests of a hash index collide."""
+    monkeypatch.setattr(joint, "key_test", lambda _, keys: lambda entry_key, value: entry_key[:-5] in keys)
+    number = node.commit(*range(100))
+    reads = reads_of(node)
+    spans = [(key("0005"), key("0006")), (key("0007"), key("0008"))]
+    wanted = frozenset({key("0005"), key("0007")})
+    assert keys_of(reads.first(asked(number, spans=spans, keys=wanted))) == [5, 7]
+    assert reads.first(asked(number, spans=spans, keys=wanted - {key("0007")})) is None
+
+
+def test_many_spans_in_many_slices_are_left_to_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take longer than others can be kept waiting for."""
+    number = node.commit(*range(100))
+    here = LocalReader(node.view, 10, now=lambda: node.now)
+    spans = [Span(key(f"{one:04}"), key(f"{one + 1:04}")) for one in range(0, 20, 2)]
+    target = Target(INDEX, number, 0, spans, dict.fromkeys(SLICES, "n0"), 1.0, until=1e9)
+    nodes = mock.Mock(here="n0", health=PeerHealth(), read_here=here.read)
+    nodes.first_here.side_effect = here.first
+    for most, asked_for in ((30, 1), (29, 0)):
+        monkeypatch.setattr(gathering, "INLINE_SEEKS", most)
+        nodes.first_here.reset_mock()
+        assert len(asyncio.run(gather(target, nodes, b"", False, 50)).entries) == 10
+        assert nodes.first_here.call_count == asked_for
+    here.close()
 
 
 def test_a_snapshot_is_looked_up_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +223,8 @@ def test_a_snapshot_is_looked_up_once(node: Node, monkeypatch: pytest.MonkeyPatc
         assert keys_of(reads.first(asked(number))) == list(range(10))
     assert looked_up == 1
     following = node.commit(500)
-    assert keys_of(reads.first(asked(following, low=key("0098")))) == [98, 99, 500]
-    assert keys_of(reads.first(asked(number, low=key("0098")))) == [98, 99]
+    assert keys_of(reads.first(asked(following, spans=[(key("0098"), None)]))) == [98, 99, 500]
+    assert keys_of(reads.first(asked(number, spans=[(key("0098"), None)]))) == [98, 99]
     assert looked_up == 2
     monkeypatch.setattr(joint, "REMEMBERED", 1)
     assert reads.first(asked(following, slices=(0,))) is not None

@@ -39,10 +39,13 @@ from indexer.scan.local.reader import INLINE_ROWS
 from indexer.scan.peer.messages import TIP, Entry, JointPage, JointRead, OutOfTimeError, SliceReader
 from indexer.scan.plan.errors import CountTimeoutError
 from indexer.scan.plan.leases import BETWEEN_CALLS_MS
+from indexer.scan.plan.selection import stretches
 from keytide.errors import invariant
 
 SKIP_BLOCK: Final = 8_192
 """Keys that are dropped at once for an offset, over all slices: a megabyte or two."""
+INLINE_SEEKS: Final = 512
+"""Spans, in a slice each, that are sought on the event loop: some 2 ms."""
 COUNT_BLOCK: Final = 8_192
 """Distinct keys that are gathered at once to be counted."""
 
@@ -88,10 +91,10 @@ async def gather(
         RetryableError: a node did not answer.
     """
     sifts = offset or target.filter or target.distinct or target.keys
-    if not sifts and (page := _first_here(target, nodes, _in_order(target, reverse), after, reverse, limit)):
-        for number in (
-            target.others.keys() & page.replies.keys()
-        ):  # (one of several copies may have been behind)
+    if not (offset or target.filter or target.distinct) and (
+        page := _first_here(target, nodes, _in_order(target, reverse), after, reverse, limit)
+    ):
+        for number in target.others.keys() & page.replies.keys():  # (one of several may have been behind)
             nodes.health.holds(nodes.here, (target.index, number), page.replies[number].newest)
         return _whole(page, nodes.here, limit)
     result = Gathered(offset_left=offset)
@@ -156,15 +159,15 @@ def _first_here(
         target: without a filter or the like.
         slices: the target's, in their order if that of their entries is theirs.
     """
-    if target.number == TIP or target.hold or target.elsewhere or len(target.spans) != 1:
+    if target.number == TIP or target.hold or target.elsewhere:
+        return None
+    if len(target.spans) > 1 and len(target.spans) * len(slices) > INLINE_SEEKS:
         return None
     if not 0 < limit < INLINE_ROWS or any(node != nodes.here for node in target.nodes.values()):
         return None
-    low, high = target.spans[0].low, target.spans[0].high
-    if after and reverse:
-        high = after if high is None else min(high, after)
-    elif after:
-        low = max(low, after + b"\x00")
+    spans = sorted(stretches([(span.low, span.high) for span in target.spans], after, reverse))
+    if not spans:
+        return None
     return nodes.first_here(
         JointRead(
             target.index,
@@ -172,13 +175,13 @@ def _first_here(
             target.in_order != 0,
             target.number,
             target.incarnation,
-            low,
-            high,
+            spans,
             reverse,
             limit + 1,
             target.lease_ms,
             target.in_use,
             CLIENT.get(),
+            target.keys,
         )
     )
 

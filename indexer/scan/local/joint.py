@@ -15,21 +15,28 @@ slice by slice, in a thread if it takes long, and finds out and reports what is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from operator import gt, lt
+from operator import add, gt, lt
 from typing import Final, NamedTuple
 
 from msgspec import structs
 
+from indexer.scan.local.filtering import key_test
 from indexer.scan.peer.messages import Entry, JointPage, JointRead, JointSpans, SliceReply
 from indexer.scan.plan.directory import rebuilding
 from indexer.scan.plan.leases import Leases
 from indexer.view import JointSnapshot, NodeView, StoreDamagedError
 from keytide.catalog.catalog import Catalog
+from keytide.errors import InvariantViolationError
 from keytide.geometry import CELL_BYTES
+from keytide.structure import Structure
 
 REMEMBERED: Final = 64
 """Snapshots of a node that are remembered: then the oldest ones are forgotten."""
 
+FEW_SPANS: Final = 4
+"""So many are read one after the other, a tenth of a millisecond each, and no further than is wanted."""
+MOST_OF_SPANS: Final = 1_000
+"""Rows of more spans, half a millisecond to read."""
 IN_VAIN: Final = 4_000
 """Rows that are looked at in slices one after the other, beside those that are found: a few milliseconds."""
 
@@ -40,11 +47,11 @@ _Key = tuple[str, tuple[int, ...], int, int]
 
 
 class _LookedUp(NamedTuple):
-    """A snapshot, what its slices say of it, whether its documents may have several entries, and under which
-    dictionary it was checked."""
+    """A snapshot, what its slices say of it, the structure of its index, and under which dictionary it was
+    checked."""
 
     snapshot: JointSnapshot
-    several: bool
+    structure: Structure
     replies: Mapping[int, SliceReply]
     catalog: Catalog
     offset: int
@@ -130,9 +137,7 @@ class JointReads:
     def _read(self, asked: JointRead, slices: tuple[int, ...], count: int) -> _Found | None:
         """The first entries of some of the slices."""
         key = (asked.index, slices, asked.number, asked.incarnation)
-        return self._known_or_new(
-            key, lambda one: one.snapshot.first(asked.low, asked.high, asked.reverse, count), several=False
-        )
+        return self._known_or_new(key, lambda one: _first(one, asked, count), several=False)
 
     def _known_or_new(
         self,
@@ -150,7 +155,7 @@ class JointReads:
         try:
             found = None
             if known is not None and self._holds(known):
-                if known.several and not several:
+                if known.structure.several and not several:
                     return None
                 found = read(known)
             if found is None and (known := self._look_up(key, several)) is not None:
@@ -201,5 +206,44 @@ class JointReads:
         }
         while len(self._known) >= REMEMBERED:
             del self._known[next(iter(self._known))]
-        self._known[key] = _LookedUp(snapshot, record.definition.structure.several, replies, catalog, offset)
+        self._known[key] = _LookedUp(snapshot, record.definition.structure, replies, catalog, offset)
         return self._known[key]
+
+
+def _first(one: _LookedUp, asked: JointRead, count: int) -> tuple[list[Entry], list[int]] | None:
+    """The first entries, and how many were looked at in each slice; None when they are not all wanted, or as
+    `JointSnapshot.first`."""
+    few = len(asked.spans) <= FEW_SPANS
+    found = _one_after_the_other(one, asked, count) if few else _together(one, asked, count)
+    if found is not None and asked.keys:
+        has_key = key_test(one.structure, asked.keys)
+        try:
+            return found if all(has_key(*entry) for entry in found[0]) else None
+        except InvariantViolationError:
+            return None  # whoever reads it alone finds out which slice it is of
+    return found
+
+
+def _one_after_the_other(
+    one: _LookedUp, asked: JointRead, count: int
+) -> tuple[list[Entry], list[int]] | None:
+    entries: list[Entry] = []
+    read = [0] * len(one.snapshot.timestamps)
+    for low, high in reversed(asked.spans) if asked.reverse else asked.spans:
+        found = one.snapshot.first(low, high, asked.reverse, count - len(entries))
+        if found is None:
+            return None
+        entries = entries + found[0] if entries else found[0]
+        read = [*map(add, read, found[1])]
+        if len(entries) >= count:
+            break
+    return entries, read
+
+
+def _together(one: _LookedUp, asked: JointRead, count: int) -> tuple[list[Entry], list[int]] | None:
+    """All that there is in the spans is read; None when it is much."""
+    lows, highs = zip(*asked.spans, strict=True)
+    found = None if None in highs else one.snapshot.within(lows, highs, MOST_OF_SPANS, 0)
+    if found is None or sum(found[1]) > MOST_OF_SPANS:
+        return None
+    return sorted(found[0], reverse=asked.reverse)[:count], found[1]

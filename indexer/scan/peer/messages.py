@@ -299,13 +299,15 @@ class MalformedRequestError(CallerError):
 
 
 class JointRead(msgspec.Struct, frozen=True, gc=False):
-    """The first entries of some slices of this node, all in one: of one span, without filters and the like.
+    """The first entries of some slices of this node, all in one: without filters and the like.
 
     Attributes:
         slices: in their order, if theirs is that of their entries.
         in_order: whether it is: they are read one after the other.
+        spans: disjoint (low, high) spans in ascending order; few.
         count: entries, over all slices.
         lease_ms, in_use, client: as in `ReadPaging`; the snapshot is kept if as many are found.
+        keys: as in `ReadShape`: nothing is read where there are others in the spans.
     """
 
     index: str
@@ -313,13 +315,13 @@ class JointRead(msgspec.Struct, frozen=True, gc=False):
     in_order: bool
     number: int
     incarnation: int
-    low: bytes
-    high: bytes | None
+    spans: list[tuple[bytes, bytes | None]]
     reverse: bool
     count: int
     lease_ms: int
     in_use: bool
     client: str
+    keys: frozenset[bytes] = frozenset()
 
 
 class JointSpans(msgspec.Struct, frozen=True, gc=False):
