@@ -16,7 +16,6 @@ import pytest
 
 from indexer.hosting.node import ServingNode
 from indexer.hosting.snapshots import SnapshotRing
-from indexer.scan.gather import gather as gathering
 from indexer.scan.gather.gather import Gathered, gather
 from indexer.scan.gather.scatter import Target
 from indexer.scan.local import cursor as local_cursor
@@ -118,7 +117,7 @@ def reads_of(node: Node) -> JointReads:
 
 
 def asked(number: int, **others: object) -> JointRead:
-    plain = JointRead(INDEX, SLICES, False, number, 0, [(b"", None)], False, 10, 0, False, "")
+    plain = JointRead(INDEX, SLICES, False, number, 0, [(b"", None)], b"", False, 10, 0, False, "")
     return msgspec.structs.replace(plain, **others)
 
 
@@ -195,17 +194,11 @@ def test_of_spans_nothing_is_read_as_one_if_not_all_of_it_is_wanted(
 def test_many_spans_in_many_slices_are_left_to_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """They take longer than others can be kept waiting for."""
     number = node.commit(*range(100))
-    here = LocalReader(node.view, 10, now=lambda: node.now)
-    spans = [Span(key(f"{one:04}"), key(f"{one + 1:04}")) for one in range(0, 20, 2)]
-    target = Target(INDEX, number, 0, spans, dict.fromkeys(SLICES, "n0"), 1.0, until=1e9)
-    nodes = mock.Mock(here="n0", health=PeerHealth(), read_here=here.read)
-    nodes.first_here.side_effect = here.first
-    for most, asked_for in ((30, 1), (29, 0)):
-        monkeypatch.setattr(gathering, "INLINE_SEEKS", most)
-        nodes.first_here.reset_mock()
-        assert len(asyncio.run(gather(target, nodes, b"", False, 50)).entries) == 10
-        assert nodes.first_here.call_count == asked_for
-    here.close()
+    spans = [(key(f"{one:04}"), key(f"{one + 1:04}")) for one in range(0, 20, 2)]
+    monkeypatch.setattr(joint, "MOST_SEEKS", 30)
+    assert keys_of(reads_of(node).first(asked(number, spans=spans))) == list(range(0, 20, 2))
+    monkeypatch.setattr(joint, "MOST_SEEKS", 29)
+    assert reads_of(node).first(asked(number, spans=spans)) is None
 
 
 def test_a_snapshot_is_looked_up_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,8 +147,8 @@ class _Call:
 
     def _blocks(self, backwards: bool) -> Iterator[list[tuple[bytes, bytes]]]:
         """The entries of all spans behind `after`, in the direction of the read."""
-        spans = list(stretches(self._work.request.span.spans, self._after, backwards))
-        yield from self._work.snapshot.rows_of(spans, backwards)
+        span = msgspec.structs.replace(self._work.request.span, reverse=backwards)
+        yield from self._work.snapshot.rows_of(list(stretches(span, self._after)), backwards)
 
     # --- what the store knows -----------------------------------------------------
 

@@ -39,13 +39,10 @@ from indexer.scan.local.reader import INLINE_ROWS
 from indexer.scan.peer.messages import TIP, Entry, JointPage, JointRead, OutOfTimeError, SliceReader
 from indexer.scan.plan.errors import CountTimeoutError
 from indexer.scan.plan.leases import BETWEEN_CALLS_MS
-from indexer.scan.plan.selection import stretches
 from keytide.errors import invariant
 
 SKIP_BLOCK: Final = 8_192
 """Keys that are dropped at once for an offset, over all slices: a megabyte or two."""
-INLINE_SEEKS: Final = 512
-"""Spans, in a slice each, that are sought on the event loop: some 2 ms."""
 COUNT_BLOCK: Final = 8_192
 """Distinct keys that are gathered at once to be counted."""
 
@@ -161,12 +158,7 @@ def _first_here(
     """
     if target.number == TIP or target.hold or target.elsewhere:
         return None
-    if len(target.spans) > 1 and len(target.spans) * len(slices) > INLINE_SEEKS:
-        return None
     if not 0 < limit < INLINE_ROWS or any(node != nodes.here for node in target.nodes.values()):
-        return None
-    spans = sorted(stretches([(span.low, span.high) for span in target.spans], after, reverse))
-    if not spans:
         return None
     return nodes.first_here(
         JointRead(
@@ -175,7 +167,8 @@ def _first_here(
             target.in_order != 0,
             target.number,
             target.incarnation,
-            spans,
+            [(span.low, span.high) for span in target.spans],
+            after,
             reverse,
             limit + 1,
             target.lease_ms,

@@ -219,7 +219,7 @@ def search_slice(
         InvariantViolationError, UnicodeDecodeError: what is read cannot have been written.
     """
     result = FilteredRead()
-    spans = list(stretches(request.span.spans, after, request.span.reverse))
+    spans = list(stretches(request.span, after))
     if not request.shape.distinct:
         _each(snapshot, spans, request, test, most, result, pace)
         return result
@@ -375,8 +375,7 @@ def entries_of(
         NotShortError: without a pace only: there is much beside them, removal markers for instance.
     """
     entries: list[Entry] = []
-    spans = list(stretches(span.spans, after, span.reverse))
-    for count, block in enumerate(snapshot.rows_of(spans, span.reverse, limit)):
+    for count, block in enumerate(snapshot.rows_of(list(stretches(span, after)), span.reverse, limit)):
         entries += block
         if len(entries) < limit:
             if pace is not None:

@@ -21,9 +21,10 @@ from typing import Final, NamedTuple
 from msgspec import structs
 
 from indexer.scan.local.filtering import key_test
-from indexer.scan.peer.messages import Entry, JointPage, JointRead, JointSpans, SliceReply
+from indexer.scan.peer.messages import Entry, JointPage, JointRead, JointSpans, ReadSpan, SliceReply
 from indexer.scan.plan.directory import rebuilding
 from indexer.scan.plan.leases import Leases
+from indexer.scan.plan.selection import stretches
 from indexer.view import JointSnapshot, NodeView, StoreDamagedError
 from keytide.catalog.catalog import Catalog
 from keytide.errors import InvariantViolationError
@@ -37,6 +38,8 @@ FEW_SPANS: Final = 4
 """So many are read one after the other, a tenth of a millisecond each, and no further than is wanted."""
 MOST_OF_SPANS: Final = 1_000
 """Rows of more spans, half a millisecond to read."""
+MOST_SEEKS: Final = 512
+"""Spans of a slice each: some 2 ms."""
 IN_VAIN: Final = 4_000
 """Rows that are looked at in slices one after the other, beside those that are found: a few milliseconds."""
 
@@ -78,6 +81,10 @@ class JointReads:
         Raises:
             TooManyLeasesError: a lease was asked for, and is one too many.
         """
+        if asked.after or len(asked.spans) > 1:
+            asked = structs.replace(asked, spans=_spans_ahead(asked), after=b"")
+            if not 1 <= len(asked.spans) <= max(1, MOST_SEEKS // len(asked.slices)):
+                return None
         if asked.in_order:
             found = self._one_by_one(asked)
         else:
@@ -208,6 +215,12 @@ class JointReads:
             del self._known[next(iter(self._known))]
         self._known[key] = _LookedUp(snapshot, record.definition.structure, replies, catalog, offset)
         return self._known[key]
+
+
+def _spans_ahead(asked: JointRead) -> list[tuple[bytes, bytes | None]]:
+    """What of the spans lies behind `after` in the direction of the read, ascending."""
+    whole = ReadSpan(asked.index, [], asked.spans, [], asked.reverse)
+    return sorted(stretches(whole, asked.after))
 
 
 def _first(one: _LookedUp, asked: JointRead, count: int) -> tuple[list[Entry], list[int]] | None:

@@ -304,7 +304,7 @@ class JointRead(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         slices: in their order, if theirs is that of their entries.
         in_order: whether it is: they are read one after the other.
-        spans: disjoint (low, high) spans in ascending order; few.
+        spans, after: as in `ReadSpan`, of all slices; few.
         count: entries, over all slices.
         lease_ms, in_use, client: as in `ReadPaging`; the snapshot is kept if as many are found.
         keys: as in `ReadShape`: nothing is read where there are others in the spans.
@@ -316,6 +316,7 @@ class JointRead(msgspec.Struct, frozen=True, gc=False):
     number: int
     incarnation: int
     spans: list[tuple[bytes, bytes | None]]
+    after: bytes
     reverse: bool
     count: int
     lease_ms: int

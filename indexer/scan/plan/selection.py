@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from indexer.scan.peer.messages import TIP
+from indexer.scan.peer.messages import TIP, ReadSpan
 from indexer.scan.plan.spatial import place_condition
 from indexer.scan.plan.tokens import Saw, tip_of
 from indexer.scan.request.request import AtLeast, Moment, OffsetAndEpoch, Question, SpanRequest
@@ -187,14 +187,12 @@ def sifts(tests: object, keys: Collection[bytes], highs: Iterable[bytes | None])
     return bool(tests) or (bool(keys) and None in highs)
 
 
-def stretches(
-    spans: Sequence[tuple[bytes, bytes | None]], after: bytes, reverse: bool
-) -> Iterator[tuple[bytes, bytes | None]]:
-    """Ascending spans in the direction of a read, without what lies up to `after`."""
-    for low, high in reversed(spans) if reverse else spans:
+def stretches(span: ReadSpan, after: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+    """The spans of a read in the direction of the read, without what lies up to `after`."""
+    for low, high in reversed(span.spans) if span.reverse else span.spans:
         if not after:
             yield low, high
-        elif reverse:
+        elif span.reverse:
             if low < after:
                 yield low, after if high is None else min(high, after)
         elif high is None or after < high:

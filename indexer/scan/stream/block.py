@@ -177,7 +177,7 @@ def _plain(work: SliceWork, most: int) -> EntryBlock:
     block = EntryBlock(EntryColumns.of([]))
     parts: list[EntryColumns] = []
     rows = size = 0
-    spans = list(stretches(request.span.spans, work.after, request.span.reverse))
+    spans = list(stretches(request.span, work.after))
     for part in work.snapshot.entry_columns(spans, request.span.reverse, limit):
         parts.append(part)
         rows += part.rows

@@ -98,7 +98,7 @@ def _compared(work: SliceWork, older: ReadableSnapshot, wanted: ChangesWanted) -
     without_columns = work.definition.structure.without_columns
     test = _filters.test(work.request.span.index, work.definition, work.request.shape)
     size = examined = 0
-    spans = list(stretches(work.request.span.spans, work.after, work.request.span.reverse))
+    spans = list(stretches(work.request.span, work.after))
     some = (filter(None, one.rows_of(spans)) for one in (older, work.snapshot))
     for place, before, after in _aligned(*some):
         examined += len(before) + len(after)
