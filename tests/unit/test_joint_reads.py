@@ -185,10 +185,12 @@ def test_of_spans_nothing_is_read_as_one_if_not_all_of_it_is_wanted(
     monkeypatch.setattr(joint, "key_test", lambda _, keys: lambda entry_key, value: entry_key[:-5] in keys)
     number = node.commit(*range(100))
     reads = reads_of(node)
-    spans = [(key("0005"), key("0006")), (key("0007"), key("0008"))]
-    wanted = frozenset({key("0005"), key("0007")})
-    assert keys_of(reads.first(asked(number, spans=spans, keys=wanted))) == [5, 7]
+    names = [key(f"{one:04}") for one in range(5, 15)]
+    spans, wanted = [(one, one + b"\xff") for one in names], frozenset(names)
+    assert keys_of(reads.first(asked(number, spans=spans, keys=wanted))) == [*range(5, 15)]
     assert reads.first(asked(number, spans=spans, keys=wanted - {key("0007")})) is None
+    few = spans[: joint.FEW_SPANS]
+    assert reads.first(asked(number, spans=few, keys=wanted)) is None, "slices read no more than a key has"
 
 
 def test_many_spans_in_many_slices_are_left_to_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

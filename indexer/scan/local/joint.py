@@ -81,6 +81,8 @@ class JointReads:
         Raises:
             TooManyLeasesError: a lease was asked for, and is one too many.
         """
+        if asked.keys and len(asked.spans) <= FEW_SPANS:
+            return None  # a slice reads no row of another key, each of which may be long
         if asked.after or len(asked.spans) > 1:
             asked = structs.replace(asked, spans=_spans_ahead(asked), after=b"")
             if not 1 <= len(asked.spans) <= max(1, MOST_SEEKS // len(asked.slices)):
