@@ -203,6 +203,14 @@ def test_many_spans_in_many_slices_are_left_to_others(node: Node, monkeypatch: p
     assert reads_of(node).first(asked(number, spans=spans)) is None
 
 
+@pytest.mark.parametrize("after", [b"", key("0050")])
+def test_of_no_slice_nothing_is_read_as_one(node: Node, after: bytes) -> None:
+    """As where the slices that a request names have none of its keys."""
+    number = node.commit(*range(100))
+    spans = [(key("0005"), key("0006")), (key("0007"), None)]
+    assert reads_of(node).first(asked(number, slices=(), spans=spans, after=after)) is None
+
+
 def test_a_snapshot_is_looked_up_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     number, looked_up = node.commit(*range(100)), 0
     joint_of = node.view.joint

@@ -87,10 +87,9 @@ async def gather(
         SnapshotMissingError: a slice does not hold the snapshot.
         RetryableError: a node did not answer.
     """
-    sifts = offset or target.filter or target.distinct or target.keys
-    if not (offset or target.filter or target.distinct) and (
-        page := _first_here(target, nodes, _in_order(target, reverse), after, reverse, limit)
-    ):
+    tests = offset or target.filter or target.distinct
+    sifts = tests or target.keys
+    if not tests and (page := _first_here(target, nodes, _in_order(target, reverse), after, reverse, limit)):
         for number in target.others.keys() & page.replies.keys():  # (one of several may have been behind)
             nodes.health.holds(nodes.here, (target.index, number), page.replies[number].newest)
         return _whole(page, nodes.here, limit)

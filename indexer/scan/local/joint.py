@@ -85,7 +85,8 @@ class JointReads:
             return None  # a slice reads no row of another key, each of which may be long
         if asked.after or len(asked.spans) > 1:
             asked = structs.replace(asked, spans=_spans_ahead(asked), after=b"")
-            if not 1 <= len(asked.spans) <= max(1, MOST_SEEKS // len(asked.slices)):
+            spans = len(asked.spans)
+            if not spans or (spans > 1 and spans * len(asked.slices) > MOST_SEEKS):
                 return None
         if asked.in_order:
             found = self._one_by_one(asked)
