@@ -92,19 +92,27 @@ def _the_leader_of_a_build_stands_still(world: World) -> None:
     build = world.build(INDEX, rate_limit=300)
     wait_for(lambda: world.build_state(build)["batches"] > 0, "a micro-batch is done", 90)
     (first,) = _leading(_urls(world))
+    left = _urls(world, without=first)
     coordinator = psutil.Process(world.cluster.services[first].pid)
-    driver = coordinator.children(recursive=True)
+    driver = world.spark()
     assert driver
-    with stopped([coordinator]):
+    with stopped([coordinator]), Admin(list(left.values())) as admin:  # (others wait for who stands still)
+
+        def batches() -> int:
+            try:
+                return int(admin.call("GET", f"/v1/builds/{build}")["batches"])
+            except RetryableError:
+                return 0
+
         with stopped(driver):
-            done = world.build_state(build)["batches"]
             shutil.rmtree(world.cluster.data_dir / "coordinator" / "builds" / build)
-            wait_for(lambda: len(_leading(_urls(world, without=first))) == 1, "another one leads", 60)
-            wait_for(lambda: world.build_state(build)["batches"] > done, "its driver gets on", 90)
+            wait_for(lambda: len(_leading(left)) == 1, "another one leads", 60)
+            done = wait_for(batches, "it tells of the build")
+            wait_for(lambda: batches() > done, "its driver gets on", 90)
         wait_for(lambda: not any(map(_lives, driver)), "who is displaced ends", 60)
         _the_leader_is_killed(world, "builds")
-        done = world.build_state(build)["batches"]
-        wait_for(lambda: world.build_state(build)["batches"] > done, "it gets on without that broker", 90)
+        done = wait_for(batches, "it tells of the build")
+        wait_for(lambda: batches() > done, "it gets on without that broker", 90)
     world.throttle(build, None)
     world.wait_ready(build)
     told = "".join(log.read_text() for log in world.cluster.data_dir.glob("logs/coordinator*.log"))

@@ -154,17 +154,20 @@ class World:
         self.topics.clear()
 
     def throttle(self, build: str, rate_limit: int | None) -> dict[str, Any]:
-        """Set the rate limit of a build (documents per second, None for none); the build."""
-        state: dict[str, Any] = self.admin.call("PATCH", f"/v1/builds/{build}", {"rate_limit": rate_limit})
-        return state
+        """Set the rate limit of a build (documents per second, None for none), waiting out a coordinator that
+        is away; the build."""
+        return self._waiting("PATCH", f"/v1/builds/{build}", {"rate_limit": rate_limit})
 
     def build_state(self, build: str) -> dict[str, Any]:
         """The build, waiting out a coordinator that is away."""
+        return self._waiting("GET", f"/v1/builds/{build}")
+
+    def _waiting(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         state: dict[str, Any] = {}
 
         def asked() -> bool:
             try:
-                state.update(self.admin.call("GET", f"/v1/builds/{build}"))
+                state.update(self.admin.call(method, path, body))
             except RetryableError:
                 return False
             return True
