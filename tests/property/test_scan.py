@@ -383,14 +383,13 @@ def test_filters_are_tested_where_the_entries_lie(case: Case, text: str) -> None
         index = await shared.ready_index("i", request, never)
         selection = shared.selection(request, index, distinct=case.distinct)
         selection = replace(selection, filter=condition_of(text))
-        apart = index.shape.partition_part is not None
         counted = await shared.read(
             index,
             selection,
             request,
             {},
             never,
-            lambda target: count(target, shared.nodes, apart=apart),
+            lambda target: count(target, shared.nodes, apart=index.shape.keys_apart),
         )
         held = await shared.open(index, selection, request, {}, never)
         commit_later(world)
