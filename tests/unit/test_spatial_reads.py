@@ -245,6 +245,14 @@ def test_queries_say_the_same(places: Places) -> None:
     assert around["rows"][0][0] >= 5
 
 
+@pytest.mark.parametrize("other", [{}, {"equals": [1]}, {"prefix": "a"}])
+def test_a_system_without_a_place_is_refused(other: dict[str, Any]) -> None:
+    """Who misspelt the place would be given the whole index."""
+    with pytest.raises(ValueError, match="`srid` is of a place: give one of `within`, `contains`"):
+        ScanRequest(srid=0, **other)
+    assert ScanRequest(srid=0, within=BOX).srid == 0
+
+
 def test_other_indexes_find_no_places_and_places_have_no_values() -> None:
     world = World("CREATE INDEX by_place ON users (place) WITH (slices=2)", node_count=1)
     world.commit(1, {"by_place": []})

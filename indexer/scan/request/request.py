@@ -194,11 +194,13 @@ class Question(Moment, frozen=True):
 
 
 def check_places(one: Question) -> None:
-    """Raise `ValueError` if a question is about more than one place, or about keys as well."""
+    """Raise `ValueError` if a question is about several places, or keys as well, or about a system alone."""
     places = [name for name in PLACES if getattr(one, name) is not None]
     keys = [name for name in (*_KEYS, "prefix", "spans") if getattr(one, name) is not None]
     if len(places) > 1 or (places and keys):
         raise ValueError(f"give one of {', '.join(f'`{name}`' for name in [*places, *keys])}, not several")
+    if one.srid is not None and not places:
+        raise ValueError(f"`srid` is of a place: give one of {', '.join(f'`{name}`' for name in PLACES)}")
 
 
 def check_bounds(one: SpanRequest | Question) -> None:
