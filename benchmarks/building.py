@@ -56,7 +56,7 @@ def backfill(documents: int = MILLION, verify: bool | Literal["full"] = False) -
         bench.make_topic(TOPIC, PARTITIONS)
         load(bench.bootstrap, TOPIC, range(documents))
         statement = BY_CITY.replace("slices=8", "slices=8, defer_build=true")
-        bench.admin.call("POST", "/v1/statements", {"statement": statement})
+        bench.sql(statement)
         with bench.measured(result):
             asked = {"indexes": [NAME], "verify": verify}
             build = bench.wait_build(bench.admin.call("POST", "/v1/builds", asked))
@@ -90,12 +90,10 @@ def relayout(documents: int = MILLION) -> Result:
         bench.make_topic(TOPIC, PARTITIONS)
         load(bench.bootstrap, TOPIC, range(documents))
         statement = BY_CITY.replace("slices=8", "slices=8, defer_build=true")
-        bench.admin.call("POST", "/v1/statements", {"statement": statement})
+        bench.sql(statement)
         before = _seconds(bench.wait_build(bench.admin.call("POST", "/v1/builds", {"indexes": [NAME]})))
         with bench.measured(result):
-            done = bench.admin.call(
-                "POST", "/v1/statements", {"statement": f"ALTER INDEX {NAME} SET (slices=5)"}
-            )
+            done = bench.sql(f"ALTER INDEX {NAME} SET (slices=5)")
             build = bench.wait_build(done["build"])
         invariant(bool(build["seed"]), "BenchmarkIndex", "the new layout did not begin with the old slices")
         seconds = _seconds(build)

@@ -32,7 +32,8 @@ from benchmarks.watching import Watch
 from deploy.cluster import LocalCluster
 from keytide.cli.admin import Admin
 from keytide.client import Client
-from keytide.errors import CallerError
+from keytide.errors import CallerError, RetryableError
+from keytide.kafka.admin import KafkaUnavailableError
 
 RESULTS = Path(__file__).parent / "results"
 READY_LIMIT_S = 600.0
@@ -198,8 +199,21 @@ class Bench:
 
     def create_index(self, statement: str) -> dict[str, Any]:
         """Run CREATE INDEX and wait until it is READY; the build."""
-        answer = self.admin.call("POST", "/v1/statements", {"statement": statement})
-        return self.wait_build(answer["build"])
+        return self.wait_build(self.sql(statement)["build"])
+
+    def sql(self, statement: str) -> dict[str, Any]:
+        """The coordinator's answer to a statement. Waits while Kafka cannot say what that needs: on a busy
+        machine a broker may take seconds to learn that it leads a new topic."""
+        deadline = time.monotonic() + limit(READY_LIMIT_S)
+        while True:
+            try:
+                answer: dict[str, Any] = self.admin.call("POST", "/v1/statements", {"statement": statement})
+            except RetryableError as error:
+                if error.problem_type != KafkaUnavailableError.problem_type or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+            else:
+                return answer
 
     def wait_build(self, build: Any) -> dict[str, Any]:
         id_ = build["id"] if isinstance(build, dict) else build

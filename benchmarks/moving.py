@@ -94,11 +94,7 @@ def join(documents: int = MILLION) -> Result:
             with bench.measured(result), scans.part("moving"):
                 began, had = time.monotonic(), indexed(bench)
                 job = bench.admin.call("POST", "/v1/rebalance")
-                created = bench.admin.call(
-                    "POST",
-                    "/v1/statements",
-                    {"statement": "CREATE INDEX by_age ON people (age) WITH (slices=2)"},
-                )
+                created = bench.sql("CREATE INDEX by_age ON people (age) WITH (slices=2)")
                 done = wait_job(bench, job["id"])
                 seconds = time.monotonic() - began
                 during = (indexed(bench) - had) / (time.monotonic() - began)

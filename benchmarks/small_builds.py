@@ -64,7 +64,7 @@ def _built_and_dropped(bench: Bench, topic: str, documents: int, drops: list[flo
     took = time.perf_counter() - began
     check_count(bench, name, documents)
     began = time.perf_counter()
-    bench.admin.call("POST", "/v1/statements", {"statement": f"DROP INDEX {name}"})
+    bench.sql(f"DROP INDEX {name}")
     deadline = time.monotonic() + limit(GONE_LIMIT_S)
     while name in {index["name"] for index in bench.admin.call("GET", "/v1/indexes")}:
         if time.monotonic() > deadline:
