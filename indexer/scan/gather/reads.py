@@ -29,7 +29,7 @@ from indexer.scan.gather.holds import HoldRegistry, SnapshotHold
 from indexer.scan.gather.scatter import Agreed, AskedT, Target, monotonic
 from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.messages import TIP, SliceReader
-from indexer.scan.plan.agreement import CATALOG_LAG_S, HINDRANCES, Agreement, Hindrance
+from indexer.scan.plan.agreement import HINDRANCES, Agreement, Hindrance
 from indexer.scan.plan.directory import IndexDirectory, Scannable
 from indexer.scan.plan.errors import IndexNotReadyError, PageTokenTooLargeError
 from indexer.scan.plan.radii import Radii
@@ -46,6 +46,9 @@ from keytide.settings.http import MAX_BODY_BYTES
 from keytide.settings.settings import ScanSettings
 from keytide.structure import NotOrderedError
 
+READY_LAG_S: Final = 3.0
+"""How long a scan of an index that is being built waits: so late a node may read that it is READY, on a
+machine whose cores are all busy."""
 BESIDE_TOKENS: Final = 1_024
 """Bytes of a request for a page beside its tokens."""
 
@@ -139,7 +142,7 @@ class Reads:
         except IndexNotReadyError as error:
             if error.extra.get("state", "BUILDING") != "BUILDING":
                 raise
-        with Deadline(min(CATALOG_LAG_S, self.timeout_s(moment)), gone) as deadline:
+        with Deadline(min(READY_LAG_S, self.timeout_s(moment)), gone) as deadline:
             while True:
                 with self.notifier.listening() as told:
                     try:
