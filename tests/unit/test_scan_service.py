@@ -743,6 +743,28 @@ def test_who_was_told_ready_is_answered_though_a_node_hears_of_it_late(late_s: f
             in_simulated_time(scan())
 
 
+@pytest.mark.parametrize(("late_s", "answered"), [(0.3, True), (1.0, False)])
+def test_an_index_that_was_made_a_moment_ago_is_waited_for(late_s: float, answered: bool) -> None:
+    """Who was told that it is READY may ask a node that has not read that there is one."""
+    world = World()
+
+    async def scan() -> tuple[dict[str, Any], float]:
+        began = asyncio.get_running_loop().time()
+        asked = asyncio.ensure_future(ask(world.services()["n0"]))
+        await asyncio.sleep(late_s)
+        world.create(BY_CITY)
+        world.commit(10, {"by_city": people(3)})
+        return await asked, asyncio.get_running_loop().time() - began
+
+    if answered:
+        answer, took = in_simulated_time(scan())
+        assert len(answer["rows"]) == 3
+        assert took < 1
+    else:
+        with pytest.raises(UnknownIndexError, match="there is no index by_city"):
+            in_simulated_time(scan())
+
+
 def test_an_index_that_goes_while_a_scan_waits() -> None:
     world = World(BY_CITY)
     world.commit(10, {"by_city": []})

@@ -29,9 +29,9 @@ from indexer.scan.gather.holds import HoldRegistry, SnapshotHold
 from indexer.scan.gather.scatter import Agreed, AskedT, Target, monotonic
 from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.messages import TIP, SliceReader
-from indexer.scan.plan.agreement import HINDRANCES, Agreement, Hindrance
+from indexer.scan.plan.agreement import CATALOG_LAG_S, HINDRANCES, Agreement, Hindrance
 from indexer.scan.plan.directory import IndexDirectory, Scannable
-from indexer.scan.plan.errors import IndexNotReadyError, PageTokenTooLargeError
+from indexer.scan.plan.errors import IndexNotReadyError, PageTokenTooLargeError, UnknownIndexError
 from indexer.scan.plan.radii import Radii
 from indexer.scan.plan.selection import Selection, Stamp, demanded_offsets, filter_json, selection_of
 from indexer.scan.plan.tokens import HeldToken, Saw, Seen, SessionToken, Token, newest, saw_tip, sign, verify
@@ -66,6 +66,13 @@ class WrittenAnswer(msgspec.Struct, frozen=True, gc=False):
     rows: int
     index: str
     consistency: str
+
+
+def _patience_s(error: IndexNotReadyError | UnknownIndexError) -> float:
+    """How long it may be that this node has not read yet what somebody was told."""
+    if isinstance(error, UnknownIndexError):
+        return CATALOG_LAG_S  # (who has misspelt it is to be told soon)
+    return READY_LAG_S if error.extra.get("state", "BUILDING") == "BUILDING" else 0.0
 
 
 class Reads:
@@ -125,8 +132,8 @@ class Reads:
         return self.directory.replica(copies, without)
 
     async def ready_index(self, name: str, moment: Moment, gone: Gone, layout: str = "") -> Scannable:
-        """The index, waiting a moment for an end of its build that this node has not read of yet: who was
-        told READY by the coordinator may scan at once.
+        """The index, waiting a moment for its beginning, or the end of its build, that this node has not read
+        of yet: who was told READY by the coordinator may scan at once.
 
         Args:
             layout: as in `IndexDirectory.index`, of a token; that of `moment.at` is taken by itself.
@@ -139,18 +146,19 @@ class Reads:
             layout = verify(moment.at, HeldToken, self.directory.secret()).index
         try:
             return self.directory.index(name, layout)
-        except IndexNotReadyError as error:
-            if error.extra.get("state", "BUILDING") != "BUILDING":
-                raise
+        except (IndexNotReadyError, UnknownIndexError) as error:
+            patience_s = _patience_s(error)
         with Deadline(min(READY_LAG_S, self.timeout_s(moment)), gone) as deadline:
             while True:
                 with self.notifier.listening() as told:
                     try:
                         return self.directory.index(name, layout)
-                    except IndexNotReadyError:
-                        if not deadline.left:
+                    except (IndexNotReadyError, UnknownIndexError) as error:
+                        patience_s = max(patience_s, _patience_s(error))
+                        left_s = min(deadline.left, patience_s - deadline.waited_ms / 1000)
+                        if left_s <= 0:
                             raise
-                    await deadline.wait(told)
+                    await deadline.wait(told, at_most=left_s)
 
     def timeout_s(self, moment: Moment) -> float:
         """How long a request may wait."""
