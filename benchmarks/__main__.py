@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import inspect
 import json
 import signal
 import sys
@@ -98,18 +99,19 @@ def main() -> int:
     unknown = [name for name in arguments.names if name not in ALL]
     if unknown:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(ALL)}")
+    said = {
+        "documents": arguments.documents,
+        "millions": arguments.documents,
+        "verify": arguments.verify,
+        "runs": arguments.runs,
+    }
+    asked = {name: value for name, value in said.items() if value}
     results: list[Result] = []
     failed: list[str] = []
     for name in arguments.names or list(ALL):
         say(f"== {name}")
-        options = {"documents": arguments.documents} if arguments.documents else {}
-        if name == "growth" and options:
-            options = {"millions": arguments.documents}
-        if name == "backfill" and arguments.verify:
-            options["verify"] = arguments.verify
-        if name == "peers" and arguments.runs:
-            options["runs"] = arguments.runs
-        one = functools.partial(ALL[name], **options)
+        takes = inspect.signature(ALL[name]).parameters
+        one = functools.partial(ALL[name], **{it: value for it, value in asked.items() if it in takes})
         with stress.busy(arguments.busy):
             if arguments.times == 1 and not arguments.busy:
                 done = [one()]
