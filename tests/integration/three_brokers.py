@@ -194,6 +194,12 @@ class ThreeBrokers:
             lambda: all(self.leader(topic, p) == brokers[0] for p, brokers in enumerate(assignment)),
             f"{topic} has its leaders",
         )
+        wait_for(lambda: all(self._knows(node, topic) for node in self.alive()), f"all know {topic}")
+
+    def _knows(self, node: int, topic: str) -> bool:
+        """Whether a broker has heard of a topic: whoever describes topics asks any of them."""
+        client = AdminClient({"bootstrap.servers": f"127.0.0.1:{self.ports[node]}", "log_level": 0})
+        return client.list_topics(topic, timeout=10).topics[topic].error is None
 
     def leader(self, topic: str, partition: int) -> int:
         """-1 while there is none."""
