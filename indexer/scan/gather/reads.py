@@ -19,6 +19,7 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -144,18 +145,15 @@ class Reads:
         """
         if moment.at is not None:
             layout = verify(moment.at, HeldToken, self.directory.secret()).index
-        try:
+        with suppress(IndexNotReadyError, UnknownIndexError):
             return self.directory.index(name, layout)
-        except (IndexNotReadyError, UnknownIndexError) as error:
-            patience_s = _patience_s(error)
         with Deadline(min(READY_LAG_S, self.timeout_s(moment)), gone) as deadline:
             while True:
                 with self.notifier.listening() as told:
                     try:
                         return self.directory.index(name, layout)
                     except (IndexNotReadyError, UnknownIndexError) as error:
-                        patience_s = max(patience_s, _patience_s(error))
-                        left_s = min(deadline.left, patience_s - deadline.waited_ms / 1000)
+                        left_s = min(deadline.left, _patience_s(error) - deadline.waited_ms / 1000)
                         if left_s <= 0:
                             raise
                     await deadline.wait(told, at_most=left_s)
