@@ -34,7 +34,7 @@ def run(documents: int) -> dict[str, dict[str, float]]:
         calm()
         found[KEYTIDE] = _used(result, documents, seconds) | range_figures(percentiles(scans(bench, SCANS)))
         statement = BY_CITY.replace(LIVE, BUILT).replace("slices=8", "slices=8, defer_build=true")
-        bench.admin.call("POST", "/v1/statements", {"statement": statement})
+        bench.sql(statement)
         result = Result("build")
         with bench.measured(result):
             asked = {"indexes": [BUILT], "verify": False}
