@@ -34,7 +34,7 @@ from keytide.catalog.records import (
 )
 from keytide.collation import decode_key
 from keytide.definition.statement import CreateIndex, parse_statement
-from keytide.kafka.admin import TopicInfo, admin, create_topic, describe_topics, list_offsets
+from keytide.kafka.admin import admin, create_topic, describe_topics, list_offsets
 from keytide.kafka.topics import TopicReader
 from keytide.model.timestamp import Timestamp
 from keytide.model.topics import Topics
@@ -171,7 +171,7 @@ class Rig:
             everything: as though all partitions had come after the build began: they are read from offset 0.
         """
         topic = indexes[0].keyspace
-        info = self._described(topic)
+        info = describe_topics(self.admin, [topic])[topic]
         ends = list_offsets(self.admin, topic, range(info.partitions), read_committed=False)
         load = Timestamp.of({} if everything else ends, info.id)
         for index in indexes:
@@ -179,12 +179,8 @@ class Rig:
             self.put(BuildRecord(index.build or "", topic, [index.id], "BACKFILL", load, 0), index)
         self.put(KeyspaceRecord(topic, info.id, info.partitions, version))
 
-    def _described(self, topic: str) -> TopicInfo:
-        """What Kafka says of it: a broker may not know yet of one that was made a moment ago."""
-        return wait_for(lambda: describe_topics(self.admin, [topic]).get(topic), f"{topic} is described")
-
     def keyspace(self, topic: str, version: int) -> None:
-        info = self._described(topic)
+        info = describe_topics(self.admin, [topic])[topic]
         self.put(KeyspaceRecord(topic, info.id, info.partitions, version))
 
     # --- projectors
