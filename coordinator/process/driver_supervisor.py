@@ -62,6 +62,8 @@ SAMPLE_NAME: Final = "sample"
 """The same of the driver of a build's sample."""
 LOCK_NAME: Final = "lock"
 """In the folder of a build or job: held by the driver that works there."""
+BESIDE: Final = "beside-*"
+"""Folders in that, of drivers that have found it taken: with a lock each."""
 REMOVALS: Final = 5
 """Tries to remove a folder, a moment apart."""
 JOB_TASKS: Final = frozenset({"verify", "repair"})
@@ -294,7 +296,8 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
     def _clear(self, id_: str) -> None:
         """Remove what the driver of a build or job has spilled, if it could not. Where another coordinator's
         driver has the lock by now, it is that one's."""
-        for folder in (self.job_folder(id_), self.folder(id_)):
+        ours = self.job_folder(id_), self.folder(id_)
+        for folder in (*ours, *(beside for one in ours for beside in one.glob(BESIDE))):
             with contextlib.ExitStack() as held:
                 try:
                     file = held.enter_context((folder / LOCK_NAME).open("rb"))
@@ -303,8 +306,8 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
                     pass  # nobody works there: a driver begins with the lock
                 except OSError:
                     continue
-                _remove(folder / SCRATCH_NAME)
-                _remove(folder / SAMPLE_NAME)
+                for name in (SCRATCH_NAME, SAMPLE_NAME) if folder in ours else ("",):
+                    _remove(folder / name)
 
     def _remove_folder(self, build: str, forgotten: bool) -> None:
         if build in self._drivers:  # it has passed and is ending: not under its feet

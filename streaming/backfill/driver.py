@@ -202,7 +202,7 @@ class BackfillDriver(Driver):
         indexes = tuple(self._index(name) for name in sorted(self.build.indexes))
         slices = {index.id: self.build.slices_of(index) for index in indexes}
         filled = tuple(index for index in indexes if slices[index.id])
-        self._checkpoint = Checkpoint(self.folder / "checkpoint", keyspace.name, keyspace.topic_id)
+        self._checkpoint = Checkpoint(self.files / "checkpoint", keyspace.name, keyspace.topic_id)
         self._status.take_over(self._journal(keyspace))
         take_up(self.build, keyspace, self._status, source.earliest)
         run = uuid.uuid4().hex[:12]

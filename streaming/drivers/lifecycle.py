@@ -4,7 +4,8 @@ Theory of operation
 ===================
 A driver is `python -m streaming.<task> --<build or job> ID`. It is told by its settings, by the metadata,
 which a thread of its own follows, and by SIGTERM. It works in the main thread, keeps its files in a folder of
-its build or job, and is started again by the coordinator unless its exit status says otherwise:
+its build or job (or in one of its own, while another driver that stands still has that), and is started again
+by the coordinator unless its exit status says otherwise:
 
     0    it has done what it was to do
     1    something was away: start it again
@@ -24,6 +25,7 @@ import argparse
 import fcntl
 import logging
 import os
+import shutil
 import signal
 import threading
 import time
@@ -52,7 +54,10 @@ from streaming.drivers.progress import DriverReporter
 from streaming.drivers.without_pandas import do_without_pandas
 
 FOLLOW_S: Final = 0.2
-LOCK_LIMIT_S: Final = 15.0
+LOCK_LIMIT_S: Final = 5.0
+"""For so long another driver may be ending before it is taken for one that stands still."""
+BESIDE: Final = "beside-"
+"""How folders begin that drivers have in place of one that is taken."""
 LOCK_POLL_S: Final = 0.1
 END_S: Final = 60.0
 """For so long the end of Spark, which takes some seconds, is waited for."""
@@ -141,7 +146,8 @@ class Driver:
         kind: what it works for.
         stands_back: it runs behind other processes, by `build.nice`, from the beginning; False: it does so
             itself, when it knows by how much.
-        folder: of its files.
+        folder: of its build or job, at every start the same: reports are there.
+        files: of what it works with, and the next start does not need: that folder, or one in it.
         attempt: which start of it this is, for its reports.
         engine: what runs its tasks; None before the first.
         log: of its module.
@@ -168,6 +174,7 @@ class Driver:
         self.log = logging.getLogger(type(self).__module__)
         self.folder: Path = settings.data_dir.resolve() / f"{self.kind}s" / of
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.files = self.folder
         self.prepare()
 
     def prepare(self) -> None:
@@ -181,18 +188,35 @@ class Driver:
     def _lock(self) -> None:
         """Take the lock of the build or job, so that two drivers never share its files: coordinators of one
         machine may share a folder. It is let go of when what runs the tasks has ended, or goes with the
-        process."""
+        process.
+
+        A driver that was stopped (SIGSTOP) keeps its lock, and must not hold up the one in its place: that
+        takes a folder of its own. What both would write elsewhere is fenced there (R54).
+        """
         deadline = self._now() + LOCK_LIMIT_S
-        file = self._locked = (self.folder / "lock").open("w")
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while not self._locks(self.folder):
+            if self._now() > deadline:
+                beside = self.folder / f"{BESIDE}{'.'.join(map(str, self.attempt))}"
+                beside.mkdir(exist_ok=True)
+                if not self._locks(beside):
+                    raise RetryableError(f"another driver works on {self.title}, as the same start of it")
+                self.files = beside
+                self.log.warning(
+                    "%s: another driver has not let go of its folder; this one works beside it", self.title
+                )
                 return
-            except BlockingIOError as error:
-                if self._now() > deadline:
-                    raise RetryableError(f"another driver works on {self.title}") from error
-                if self._stop.wait(LOCK_POLL_S):
-                    raise StoppedError from error
+            if self._stop.wait(LOCK_POLL_S):
+                raise StoppedError
+
+    def _locks(self, folder: Path) -> bool:
+        file = (folder / "lock").open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return False
+        self._locked = file
+        return True
 
     def check_led(self, catalog: Catalog) -> None:
         """End where another coordinator leads than the one that started this driver: it starts its own.
@@ -242,6 +266,8 @@ class Driver:
                 self.engine.close()
             except Exception as error:  # its JVM has died: it is over, whatever it came to
                 self.log.debug("%s: Spark had ended before", self.title, exc_info=error)
+        if self.files != self.folder:
+            shutil.rmtree(self.files, ignore_errors=True)
         if self._locked is not None:
             self._locked.close()
 
@@ -254,7 +280,7 @@ class Driver:
         Raises:
             StoppedError: the driver is asked to end.
         """
-        folder = self.folder / scratch
+        folder = self.files / scratch
         engine = SparkEngine(self._settings, folder, self._stop, app=app, rows=rows, connector=connector)
         return self._begun(engine)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -202,6 +203,23 @@ def test_what_another_coordinators_driver_works_with_is_left_alone(watched: Watc
         fcntl.flock(held, fcntl.LOCK_EX)
         supervisor.close()
     assert names(folder) == ["driver.log", "lock", "scratch"]
+
+
+def test_what_a_driver_beside_another_one_has_left_is_removed(watched: Watched) -> None:
+    """One that had found its folder taken works in another, with a lock of its own."""
+    folder = watched.folder / "jobs" / "j1"
+    for name in ("scratch", "beside-7.3/scratch", "beside-8.1/scratch"):
+        (folder / name).mkdir(parents=True)
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    supervisor = watched.running("", {"verify": command})
+    with contextlib.ExitStack() as held:
+        for name in ("lock", "beside-8.1/lock"):
+            fcntl.flock(held.enter_context((folder / name).open("w")), fcntl.LOCK_EX)
+        supervisor.start("j1", 0, "verify")
+        wait_for((folder / "driver.log").exists, "a driver")
+        supervisor.close()
+    assert names(folder) == ["beside-8.1", "driver.log", "lock", "scratch"]
+    assert names(folder / "beside-8.1") == ["lock", "scratch"]
 
 
 def test_the_log_of_a_forgotten_build_goes_too(watched: Watched) -> None:

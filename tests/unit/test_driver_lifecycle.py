@@ -42,12 +42,35 @@ class Program(lifecycle.Driver):
 
 
 def test_two_drivers_never_share_a_folder(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that stands still holds up nobody: the other one works in a folder of its own."""
     monkeypatch.setattr(lifecycle, "LOCK_LIMIT_S", 0.0)
+    places: list[Path] = []
+    monkeypatch.setattr(program, "work", lambda held: places.append(program.files))
     with (program.folder / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
+        assert program.run() == core.EXIT_PASSED
+    assert places == [program.folder / "beside-0.0"]
+    assert not places[0].exists(), "nobody else needs it"
+    assert not [told for told in program.told if told.startswith(("again", "never"))], "it failed"
+
+
+def test_one_that_is_asked_to_end_does_not_wait_for_a_lock(program: Program) -> None:
+    with (program.folder / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        program._stop.set()
+        assert program.run() == core.EXIT_STOPPED
+    assert program.files == program.folder
+
+
+def test_the_same_start_never_works_twice(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "LOCK_LIMIT_S", 0.0)
+    (program.folder / "beside-0.0").mkdir()
+    with ExitStack() as held:
+        for folder in (program.folder, program.folder / "beside-0.0"):
+            fcntl.flock(held.enter_context((folder / "lock").open("w")), fcntl.LOCK_EX)
         assert program.run() == core.EXIT_RETRY
+        assert not is_free(program.folder / "beside-0.0"), "it is the other one's"
     assert "another driver works on job j1" in program.told[0]
-    assert "given back" not in program.told
 
 
 def test_a_folder_is_locked_until_what_runs_the_tasks_has_ended(
