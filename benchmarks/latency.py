@@ -23,6 +23,8 @@ from keytide.errors import invariant
 
 SCANS = 3_000
 PROBES = 300
+WARMING = 3
+"""Probes that do not count: the first one waits half a second for the producer's own start."""
 
 
 def scan(documents: int = MILLION) -> Result:
@@ -184,7 +186,7 @@ def probes(bench: Bench, count: int, first: int = 10 * MILLION) -> list[Probe]:
         placed.append((message.partition() or 0, message.offset() or 0))
 
     found: list[Probe] = []
-    for number in range(count):
+    for number in range(WARMING + count):
         began = time.time_ns()
         probe = first + number
         producer.produce(
@@ -199,7 +201,7 @@ def probes(bench: Bench, count: int, first: int = 10 * MILLION) -> list[Probe]:
         progress_line(f"probe {number}: {found[-1].took:.1f} ms")
         time.sleep(random.uniform(0.0, 0.02))  # not in step with the stability interval
     progress_line("")
-    return found
+    return found[WARMING:]
 
 
 @contextmanager
