@@ -22,7 +22,7 @@ from streaming.slices.pins import Pin, PinnedSlices
 from tests.simulation.mutants import mutant
 from tests.simulation.mutants_unit import unit_mutant
 from tests.simulation.planting import Patches
-from tests.unit import test_layout_seeds, test_layouts
+from tests.unit import test_layout_seeds, test_layouts, test_query_changes
 
 
 @mutant("R45, at once", "a layout goes whoever reads from it", faults=("late-control", "lost-report"))
@@ -37,6 +37,23 @@ def let_names_decide(patches: Patches) -> None:
         return found
 
     _index = patches.put(IndexDirectory, "index", index)
+
+
+@unit_mutant(
+    "R45, plans",
+    "what a query was planned on is looked up by its name",
+    "queries are planned on what nodes serve, and no history asks any",
+    test_query_changes.test_no_row_is_missing_whatever_changes_during_planning,
+    when=test_query_changes.WHEN[0],
+    change="altered",
+    kind="page",
+)
+def let_names_decide_of_plans(patches: Patches) -> None:
+    def layout(self: IndexDirectory, id_: str) -> Scannable | None:
+        self._refresh()
+        return self._ready.get(self._names.get(id_, ""))
+
+    patches.put(IndexDirectory, "layout", layout)
 
 
 @mutant("R45, never gone", "a layout that was replaced stays", faults=("node-crash",))

@@ -429,7 +429,7 @@ class World:
         ]
         splits = definition.encoded_splits
         record = IndexRecord(
-            f"{definition.name}-{2 if replaces else 1}",
+            f"{definition.name}-{int(replaces.rsplit('-')[-1]) + 1 if replaces else 1}",
             definition,
             state,
             1,

@@ -187,6 +187,13 @@ class IndexDirectory:
             state=record.state,
         )
 
+    def layout(self, id_: str) -> Scannable | None:
+        """What can be read now under an id, whatever its name: the index that bears one, or a layout that was
+        replaced and still serves (R45). None when it is gone, or cannot be read."""
+        self._refresh()
+        bearer = self._ready.get(self._names.get(id_, ""))
+        return bearer if bearer is not None and bearer.id == id_ else self._replaced.get(id_)
+
     def _check_layout(self, index: Scannable, layout: str) -> None:
         """See what became of the layout that a token names, which is not the one that its name stands for.
 

@@ -2,6 +2,10 @@
 
 An index that would serve and is being built makes the query wait a moment, and then fail as a scan of it
 does: that it is not ready is the news, not that there is none.
+
+Planning waits, for counts of entries and for threads, and meanwhile a new layout may take a name over (R45).
+A plan is of the layout that it was made on, whose slices and spans say nothing of another one: the layout is
+looked up by its id once the plan is there, and read if it still serves; else the query is planned again.
 """
 
 from __future__ import annotations
@@ -11,7 +15,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from indexer.scan.gather.reads import Reads
-from indexer.scan.plan.errors import IndexNotReadyError
+from indexer.scan.plan.directory import Scannable
+from indexer.scan.plan.errors import IndexNotReadyError, PageSnapshotGoneError, UnknownIndexError
 from indexer.scan.plan.tokens import HeldToken, verify
 from indexer.scan.plan.waiting import Gone
 from indexer.scan.query.request import QueryRequest
@@ -23,6 +28,8 @@ from keytide.query.plan.plan import Candidate, Plan, plan_on
 
 _INLINE_CHARACTERS: Final = 2_000
 """Longer queries are parsed and planned in a thread."""
+PLANNINGS: Final = 3
+"""How often a query is planned whose indexes are replaced or dropped while it is."""
 
 
 class IndexChooser:
@@ -46,13 +53,39 @@ class IndexChooser:
             return parse_query(text)
         return await self._shared.local.threads.run(parse_query, text)
 
-    async def chosen(self, select: Select, request: QueryRequest, gone: Gone) -> tuple[Plan, dict[str, Any]]:
-        """The plan to follow, and how EXPLAIN shows it.
+    async def chosen(
+        self, select: Select, request: QueryRequest, gone: Gone
+    ) -> tuple[Plan, dict[str, Any], Scannable]:
+        """The plan to follow, how EXPLAIN shows it, and the layout that it is a plan of.
 
         Raises:
             NoIndexError: no index serves.
-            IndexNotReadyError: one would, and is not ready.
+            IndexNotReadyError: one would, and is not ready; or what was planned on was gone each time.
         """
+        for _ in range(PLANNINGS):
+            there = self._layouts(select.keyspace)
+            try:
+                plan, shown = await self._made(select, request, gone)
+            except NoIndexError:
+                if self._layouts(select.keyspace) == there:
+                    raise
+                continue  # (a new layout may have come while the old one was looked for)
+            index = self._shared.directory.layout(plan.index.id)
+            if index is not None:
+                return plan, shown, index
+        raise IndexNotReadyError(
+            f"the query was planned {PLANNINGS} times, and each time indexes of {select.keyspace} were "
+            "replaced or dropped meanwhile",
+            next_step="try again in a moment",
+        )
+
+    def _layouts(self, keyspace: str) -> set[str]:
+        """Ids of the indexes that bear their names."""
+        catalog = self._shared.view.catalog()
+        return {one.id for one in catalog.indexes(keyspace) if catalog.bears_name(one)}
+
+    async def _made(self, select: Select, request: QueryRequest, gone: Gone) -> tuple[Plan, dict[str, Any]]:
+        """A plan on the indexes as they are now, and how EXPLAIN shows it. Raises as `chosen`."""
         only = None
         if request.at is not None:
             only = verify(request.at, HeldToken, self._shared.directory.secret()).index
@@ -90,11 +123,13 @@ class IndexChooser:
             try:
                 ready = self._shared.directory.index(record.name, record.id)
             except IndexNotReadyError as error:
-                found.append(Candidate(record.name, definition, None, error.message))
+                found.append(Candidate(record.name, definition, None, error.message, id=record.id))
                 continue
+            except (PageSnapshotGoneError, UnknownIndexError):
+                continue  # it went while others were counted
             if ready.id == record.id:
                 entries = await self._sizes.of(ready)
-                found.append(Candidate(record.name, definition, entries, splits=record.splits))
+                found.append(Candidate(record.name, definition, entries, splits=record.splits, id=record.id))
         return found
 
 

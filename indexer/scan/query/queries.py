@@ -3,7 +3,9 @@
 Theory of operation
 ===================
 The query is parsed and planned on every index of its keyspace (`keytide.query`); what comes of it is a read
-like any other: a selection (spans, slices, filter) at a moment, by the rules of scans. Rows in an index's
+like any other: a selection (spans, slices, filter) at a moment, by the rules of scans. Spans and slices are
+those of one layout, so what is read is the layout that was planned on, by its id and not by the name, which
+another one may have taken over meanwhile. Rows in an index's
 order come in pages, whose tokens carry the snapshot and the query. Sorted rows and groups come in one answer;
 settings bound them.
 """
@@ -66,11 +68,10 @@ class QueryService:
         if request.page is not None:
             return await self._next_page(request, verify(request.page, QueryToken, secret), seen, gone)
         select = await self._chooser.parsed(request.sql)
-        plan, shown = await self._chooser.chosen(select, request, gone)
+        plan, shown, index = await self._chooser.chosen(select, request, gone)
         if select.explain:
             return WrittenAnswer(encode(shown), 0, plan.index.name, request.consistency)
         request = self._with_the_rest(request, began)
-        index = await shared.ready_index(plan.index.name, request, gone)
         query = _PlannedQuery(shared, index, plan, request, seen, gone, shown)
         if select.grouped:
             return await query.groups()
@@ -106,7 +107,7 @@ class QueryService:
             raise PageSnapshotGoneError("the index that served the query was dropped", next_step="ask again")
         index = await shared.ready_index(record.name, request, gone, record.id)
         select = await self._chooser.parsed(token.sql)
-        plan = plan_on(select, Candidate(record.name, record.definition, splits=record.splits))
+        plan = plan_on(select, Candidate(record.name, record.definition, splits=record.splits, id=record.id))
         if not isinstance(plan, Plan):
             raise InvalidTokenError(
                 f"this node does not read the query as the one that made the token did ({plan.reason})",

@@ -74,6 +74,7 @@ class Candidate:
         entries: how many it has, None when that is not known here.
         trouble: why it cannot be read now, "" when it can.
         splits: of its record (`keytide.catalog.partitioning`).
+        id: of its record: slices and spans of a plan are those of this layout; "" where nothing is read.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Candidate:
     entries: int | None = None
     trouble: str = ""
     splits: tuple[bytes, ...] = ()
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
