@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from benchmarks.harness import Bench, progress_line
@@ -42,14 +42,45 @@ def placement(bench: Bench) -> list[list[str]]:
     return found
 
 
-def entries_by_node(bench: Bench) -> dict[str, int]:
-    """Entries of all copies of the index that count."""
-    shown = bench.admin.call("GET", "/v1/indexes/by_city")
+def entries_by_node(bench: Bench, documents: int) -> dict[str, int]:
+    """Entries of all copies of the index that count, once nothing is written to it any more.
+
+    What slices have comes with heartbeats, each at its time, so it is waited for until it is all.
+
+    Args:
+        documents: how many entries the index has.
+    """
+    shown: dict[str, Any] = {}
+
+    def heard() -> bool:
+        shown.update(bench.admin.call("GET", "/v1/indexes/by_city"))
+        return all_heard(shown["entries_by_slice"], documents)
+
+    wait(heard, f"nodes tell of {documents} entries")
+    return shared_out(shown["placement"], shown["entries_by_slice"], documents)
+
+
+def all_heard(entries: Sequence[int | None], documents: int) -> bool:
+    """Whether the newest heartbeats tell of all entries."""
+    return None not in entries and sum(one or 0 for one in entries) == documents
+
+
+def shared_out(
+    placement: Sequence[Sequence[str]], entries: Sequence[int | None], documents: int
+) -> dict[str, int]:
+    """Entries of each node that has any copy; fails where slices do not have all entries, and no others.
+
+    Args:
+        placement: the nodes of each slice.
+        entries: of each slice.
+        documents: how many they are together.
+    """
+    invariant(all_heard(entries, documents), "BenchmarkEntries", f"{entries} are not the {documents} entries")
     found: dict[str, int] = defaultdict(int)
-    for nodes, entries in zip(shown["placement"], shown["entries_by_slice"], strict=True):
+    for nodes, held in zip(placement, entries, strict=True):
         for node in nodes:
-            found[node] += entries or 0
-    return found
+            found[node] += held or 0
+    return dict(found)
 
 
 def whole(bench: Bench) -> bool:

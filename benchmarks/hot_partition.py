@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import time
 
+from benchmarks.asking import entries_by_node
 from benchmarks.documents import PARTITIONS, load
 from benchmarks.harness import Bench, Result, machine_state, percentiles, say
 from benchmarks.latency import connect, timed_scan
@@ -57,11 +58,7 @@ def _measured(bench: Bench, clause: str, documents: int) -> dict[str, float]:
     bench.wait_indexed("by_city", ends)
     figures: dict[str, float] = {"documents_per_s": round(documents / (time.monotonic() - began))}
     check_count(bench, "by_city", documents)
-    shown = bench.admin.call("GET", "/v1/indexes/by_city")
-    held = dict.fromkeys((f"node-{number}" for number in range(1, NODES + 1)), 0)
-    for nodes, entries in zip(shown["placement"], shown["entries_by_slice"], strict=True):
-        held[nodes[0]] += entries
-    figures["largest_node_percent"] = round(100 * max(held.values()) / documents)
+    figures["largest_node_percent"] = round(100 * max(entries_by_node(bench, documents).values()) / documents)
     figures["hot_p50_ms"] = _look_ups(bench, [HOT] * LOOK_UPS)
     chance = random.Random(3)
     figures["other_p50_ms"] = _look_ups(bench, [f"town{chance.randrange(OTHERS)}" for _ in range(LOOK_UPS)])

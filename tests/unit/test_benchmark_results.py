@@ -8,13 +8,15 @@ import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from benchmarks import harness, watching
+from benchmarks import asking, harness, watching
 from benchmarks.cost import taken
 from benchmarks.harness import Result
 from benchmarks.scan_load import open_loop
+from keytide.errors import InvariantViolationError
 
 
 def test_a_ratio_that_is_much_worse_than_the_kept_one_is_said(
@@ -114,3 +116,24 @@ def test_what_was_started_is_waited_for_until_it_is_idle_but_not_for_ever(
     monkeypatch.setattr(watching, "_used_below", lambda: {1: float(next(busy))})
     watching.calm()
     assert next(busy) >= watching.CALM_LIMIT_S
+
+
+@pytest.mark.parametrize("entries", [[400, 100, None], [400, 100, 0], [400, 150, 51], []])
+def test_what_nodes_have_is_not_said_of_entries_that_are_not_all(entries: list[int | None]) -> None:
+    placement = [["a"], ["b"], ["a"]][: len(entries)]
+    assert not asking.all_heard(entries, 600)
+    with pytest.raises(InvariantViolationError, match="BenchmarkEntries"):
+        asking.shared_out(placement, entries, 600)
+
+
+def test_what_nodes_have_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats tell of slices one after the other."""
+    heard = [[400, None, 0], [400, 150, 0], [400, 150, 50]]
+    monkeypatch.setattr("benchmarks.asking.time.sleep", lambda _: None)
+    placement = [["a", "b"], ["b", "c"], ["a", "c"]]
+    admin = SimpleNamespace(
+        call=lambda *_: {"placement": placement, "entries_by_slice": heard.pop(0)},
+    )
+    found = asking.entries_by_node(cast("harness.Bench", SimpleNamespace(admin=admin)), 600)
+    assert (found, heard) == ({"a": 450, "b": 550, "c": 200}, [])
+    assert sum(found.values()) == 2 * 600, "of both copies"
