@@ -126,6 +126,7 @@ def _all(results: Results, described: Mapping[str, Callable[..., Any]]) -> Itera
         yield f"{f'{documents:,} documents. ' if documents else ''}{_measured_on(result)}\n\n"
         figures = {key: value for key, value in result.items() if key not in (*_MACHINE, *_OTHER)}
         yield "; ".join(f"{words(key)}: {_number(value)}" for key, value in figures.items()) + ".\n"
+        yield from (f"\n{note[0].upper()}{note[1:]}.\n" for note in result.get("notes", []))
 
 
 def _has_runs(name: str, result: Mapping[str, Any]) -> bool:

@@ -56,6 +56,11 @@ def test_a_version_is_known_by_its_figures_and_its_day() -> None:
     assert merged([first], [{**first, "documents_per_s": 4}])[1]["documents_per_s"] == 4
 
 
+def test_what_is_to_be_known_of_figures_is_said_below_them() -> None:
+    text = page({"live": result(seconds=4.8, notes=["other work ran meanwhile"])}, {}, ALL)
+    assert text.endswith("seconds: 4.8.\n\nOther work ran meanwhile.\n")
+
+
 def test_who_is_faster_is_said_either_way() -> None:
     text = page({"peers": result(sizes={"runs": RUNS, "documents": 1_000_000})}, {}, ALL)
     faster, slower = text.split("Slower than Keytide are ")
