@@ -101,7 +101,8 @@ class BuildRun:
         again_at: not to be ordered again before this.
         placement: where its slices will be, by index id, until the records say it.
         finding: a sample is being taken for the splits of its RANGE indexes.
-        splits: what was found, by index id, until the records say it.
+        asked: which splits that is for, by index id (`IndexDefinition.wanted_splits`).
+        splits: what was found, by index id, until the records say it: for which splits, and these.
         sampling: the driver has passed, the source's end is being looked up.
         reported: `attempt` and `sent_at` of the newest report, so that an older one does not count.
         restarts: starts of the driver after it died, since `restarts_batches` micro-batches were finished.
@@ -129,7 +130,8 @@ class BuildRun:
     again_at: int = 0
     placement: dict[str, list[list[str]]] = field(default_factory=dict)
     finding: bool = False
-    splits: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
+    asked: dict[str, str] = field(default_factory=dict)
+    splits: dict[str, tuple[str, tuple[bytes, ...]]] = field(default_factory=dict)
     sampling: bool = False
     reported: tuple[tuple[int, int], int] = ((0, 0), 0)
     restarts: int = 0

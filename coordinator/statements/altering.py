@@ -46,7 +46,8 @@ def set_layout(
     _check_state(builds, index)
     dictionary = builds.registry.dictionary
     dictionary.use_protocol_of(definition)
-    index = replace(index, definition=altered(definition), hears_by_id=dictionary.hears_by_id(definition))
+    hears = dictionary.hears_by_id(definition)
+    index = replace(index, definition=altered(definition), hears_by_id=hears, splits=())
     dictionary.put(index)
     how = f"{definition.partition_kind.upper()}({render_expression(definition.partition)})"
     how += f", parted {_where(definition)}" if definition.partition_kind == "range" else ""

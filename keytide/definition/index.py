@@ -256,6 +256,14 @@ class IndexDefinition(msgspec.Struct, frozen=True):
         return self.partition_kind == "range" and self.partitions > 1 and not self.given_splits
 
     @property
+    def wanted_splits(self) -> str:
+        """Which splits its build has to find, in words that tell them from those of any other partitioning;
+        "" when it has to find none."""
+        if not self.samples_splits:
+            return ""
+        return f"{self.partitions - 1} splits of {render_expression(self.partition)}"
+
+    @property
     def encoded_splits(self) -> tuple[bytes, ...]:
         """The given splits, encoded."""
         return tuple(encode_part(split.value) for split in self.given_splits)

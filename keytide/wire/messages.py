@@ -640,6 +640,9 @@ class BuildSampled(_Message, frozen=True, array_like=True):
     entries: dict[str, int]
     """Index id -> from how many entries its splits were found; 0 when the sample had none."""
     sent_at: int
+    wanted: dict[str, str] = {}
+    """Index id -> which they are (`IndexDefinition.wanted_splits`), for the index may be altered meanwhile;
+    nothing of a release that does not say."""
 
 
 class JobProgress(_Message, frozen=True, array_like=True):

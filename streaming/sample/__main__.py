@@ -88,7 +88,9 @@ class SampleDriver(Driver):
         for index in indexes:
             made, entries[index.id] = sample.splits(index.id, index.definition.partitions)
             splits[index.id] = list(made)
-        return BuildSampled(self._id, uuid.uuid4().hex[:12], splits, sample.documents, entries, now_ms())
+        wanted = {index.id: index.definition.wanted_splits for index in indexes}
+        run = uuid.uuid4().hex[:12]
+        return BuildSampled(self._id, run, splits, sample.documents, entries, now_ms(), wanted)
 
     def _engine_for(self, build: BuildRecord, length: int) -> Engine:
         """Spark, where much is to be read; so it is where there is a table.

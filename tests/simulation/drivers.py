@@ -563,10 +563,14 @@ class SimSampler:
         if record is None or record.state != "QUEUED":
             return False
         indexes = [reader.catalog.index(one) for one in record.indexes]
-        found = {
-            one.id: list(splits()) for one in indexes if one is not None and one.definition.samples_splits
+        wanted = {
+            one.id: one.definition.wanted_splits
+            for one in indexes
+            if one is not None and one.definition.samples_splits
         }
-        world.report(BuildSampled(self.build, "s", found, 9, dict.fromkeys(found, 9), world.clock.now))
+        found = {id_: list(splits()) for id_ in wanted}
+        entries = dict.fromkeys(found, 9)
+        world.report(BuildSampled(self.build, "s", found, 9, entries, world.clock.now, wanted))
         world.seen["sample"] += 1
         return False
 

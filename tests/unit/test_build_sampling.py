@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,14 +15,17 @@ from hypothesis import strategies as st
 from coordinator.builds.registry import BuildLimits
 from coordinator.core.drivers import EXIT_GRACE_MS, NEVER_AGAIN, NO_ROOM, NO_ROOM_PAUSE_MS
 from coordinator.core.events import DriverExited, Reported, SourceAway, SourceSampled
-from coordinator.core.instructions import Instruction, PrepareBuild, StartDriver, StopDriver
+from coordinator.core.instructions import Instruction, Note, PrepareBuild, StartDriver, StopDriver
 from coordinator.views import views
 from keytide.catalog.partitioning import Partitioning, readable_splits
 from keytide.collation import encode_part
 from keytide.definition.index import MAX_SPLIT_BYTES
+from keytide.definition.statement import parse_statement
 from keytide.model.timestamp import TABLE_PARTITION
-from keytide.wire.messages import BuildSampled
+from keytide.wire.columns import hashes_of
+from keytide.wire.messages import BuildSampled, decode, encode
 from projector.core.projection import KeyspacePlan, SourceBatch
+from router.core import slices_of
 from streaming.core.quantiles import KEY_BYTES, separator, splits_of
 from streaming.sample.sampling import SampleResult, _encode, sampled, spread
 from streaming.spark.checkpoint import Extent
@@ -44,9 +48,12 @@ def waiting() -> World:
     return world
 
 
-def reports(world: World, splits: Sequence[bytes] = SPLITS, entries: int = 50) -> list[Instruction]:
+def reports(
+    world: World, splits: Sequence[bytes] = SPLITS, entries: int = 50, wanted: str | None = None
+) -> list[Instruction]:
     id_ = world.index("by_age").id
-    message = BuildSampled("b8", "r1", {id_: list(splits)}, 60, {id_: entries}, world.now)
+    wanted = world.index("by_age").definition.wanted_splits if wanted is None else wanted
+    message = BuildSampled("b8", "r1", {id_: list(splits)}, 60, {id_: entries}, world.now, {id_: wanted})
     return world.handle(Reported(message, world.now))
 
 
@@ -171,6 +178,153 @@ def test_a_sample_that_has_nothing_is_told() -> None:
     (note,) = [one for one in world.notes if one.kind == "range-without-sample"]
     assert note.subject == "by_age"
     assert "SPLIT AT" in note.text
+
+
+# --- of an index that is altered meanwhile ----------------------------------------------------------------
+
+
+def altered(world: World, rest: str) -> list[Instruction]:
+    done = world.leader.commands.execute(parse_statement(f"ALTER INDEX by_age {rest}"), None, world.now)
+    return [one for one in world.take(done.instructions) if not isinstance(one, Note)]
+
+
+def paused(world: World) -> None:
+    world.take(world.leader.commands.pause("b8", world.now).instructions)
+
+
+def resumed(world: World) -> None:
+    world.take(world.leader.commands.resume("b8", world.now).instructions)
+
+
+def sampled_again(world: World, splits: Sequence[bytes], wanted: str | None = None) -> None:
+    """Its build begins with what another sample finds."""
+    assert world.tick() == [StartDriver("b8", 0, "sample")]
+    reports(world, splits, wanted=wanted)
+    ends(world)
+    (prepare,) = world.tick()
+    assert isinstance(prepare, PrepareBuild)
+    world.prepared("b8")
+    index = world.index("by_age")
+    assert (index.state, index.splits) == ("BUILDING", tuple(splits))
+
+
+ALTERATIONS = {
+    "SET (slices=2)": encode_splits([40]),
+    "SET (slices=6)": encode_splits([1, 2, 3, 4, 5]),
+    "PARTITION BY RANGE(city)": encode_splits(["d", "m"]),
+    "PARTITION BY RANGE(age) SPLIT AT (7)": None,
+    "PARTITION BY HASH(age)": None,
+    "PARTITION BY HASH(age) SUBPARTITION BY HASH(id) SLICES (2, 1)": None,
+    "PARTITION BY RANGE(age) SUBPARTITION BY HASH(id) SLICES 2 SET (partitions=2)": encode_splits([41]),
+}
+
+
+@pytest.mark.parametrize("pauses", [False, True])
+@pytest.mark.parametrize(("rest", "splits"), ALTERATIONS.items())
+def test_what_was_found_for_another_definition_does_not_count(
+    rest: str, splits: tuple[bytes, ...] | None, pauses: bool
+) -> None:
+    world = waiting()
+    reports(world)
+    ends(world)
+    if pauses:
+        paused(world)
+    altered(world, rest)
+    if pauses:
+        resumed(world)
+    if splits is not None:
+        sampled_again(world, splits)
+    else:
+        (prepare,) = world.tick()
+        assert isinstance(prepare, PrepareBuild)
+        world.prepared("b8")
+    index = world.index("by_age")
+    assert index.splits == (splits or index.definition.encoded_splits)
+    rule = Partitioning.of(index.definition, index.splits)
+    keys, ids = [encode_part(age) for age in range(90)], [b"d%d" % age for age in range(90)]
+    routed = slices_of(keys, rule, hashes_of(ids, len(ids))).tolist()
+    assert routed == [rule.slice_of(key, id_) for key, id_ in zip(keys, ids, strict=True)]
+    assert set(routed) <= set(range(index.slices))
+
+
+@pytest.mark.parametrize("order", ["reports, ends", "ends, reports", "dies"])
+def test_a_sample_for_another_definition_is_begun_anew(order: str) -> None:
+    world = waiting()
+    asked = world.index("by_age").definition.wanted_splits
+    altered(world, "PARTITION BY RANGE(city)")
+    for what in order.split(", "):
+        if what == "reports":
+            reports(world, wanted=asked)
+        else:
+            ends(world, int(what == "dies"))
+    sampled_again(world, encode_splits(["d", "m"]), world.index("by_age").definition.wanted_splits)
+
+
+def test_the_driver_of_a_sample_for_another_definition_is_stopped_and_what_it_says_late_does_not_count() -> (
+    None
+):
+    world = waiting()
+    asked = world.index("by_age").definition.wanted_splits
+    altered(world, "PARTITION BY RANGE(city)")
+    assert world.tick() == [StopDriver("b8")]
+    assert world.tick() == [StartDriver("b8", 0, "sample")]
+    reports(world, wanted=asked)
+    ends(world)
+    assert world.tick() == []
+    reports(world, encode_splits(["d", "m"]), wanted=world.index("by_age").definition.wanted_splits)
+    assert isinstance(world.tick()[0], PrepareBuild)
+    world.prepared("b8")
+    assert world.index("by_age").splits == encode_splits(["d", "m"])
+
+
+def test_a_sample_for_an_index_that_is_to_be_parted_by_hash_is_over() -> None:
+    world = waiting()
+    altered(world, "PARTITION BY HASH(age)")
+    assert world.tick() == [StopDriver("b8")]
+    assert isinstance(world.tick()[0], PrepareBuild)
+    world.prepared("b8")
+    reports(world)
+    assert world.index("by_age").splits == ()
+
+
+def test_an_index_that_was_altered_back_has_its_splits() -> None:
+    world = waiting()
+    reports(world)
+    ends(world)
+    altered(world, "SET (slices=2)")
+    altered(world, "SET (slices=3)")
+    assert isinstance(world.tick()[0], PrepareBuild)
+    world.prepared("b8")
+    assert world.index("by_age").splits == SPLITS
+
+
+def test_what_a_driver_of_the_release_before_reports_is_taken_for_what_was_asked() -> None:
+    """It does not say which splits it has found."""
+    known = encode(BuildSampled("b8", "r1", {"by_age-7": list(SPLITS)}, 60, {"by_age-7": 50}, 0))
+    message = decode(known[:1] + msgspec.msgpack.encode(msgspec.msgpack.decode(known[1:])[:-1]))
+    assert isinstance(message, BuildSampled)
+    world = waiting()
+    assert world.index("by_age").id == "by_age-7"
+    world.handle(Reported(message, world.now))
+    ends(world)
+    assert isinstance(world.tick()[0], PrepareBuild)
+    world = waiting()
+    altered(world, "PARTITION BY RANGE(city)")
+    world.handle(Reported(message, world.now))
+    ends(world)
+    assert world.tick() == [StartDriver("b8", 0, "sample")]
+
+
+def test_an_index_that_is_altered_before_it_is_built_anew_does_not_show_its_former_splits() -> None:
+    world = waiting()
+    reports(world)
+    ends(world)
+    world.tick()
+    world.prepared("b8")
+    world.take(world.leader.commands.cancel("b8", world.now).instructions)
+    assert (world.index("by_age").state, world.index("by_age").splits) == ("DEFERRED", SPLITS)
+    altered(world, "SET (slices=2)")
+    assert world.index("by_age").splits == ()
 
 
 # --- which splits -----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from msgspec.structs import replace
 
 from keytide.catalog.records import BuildRecord
 from keytide.errors import KeytideError
@@ -18,6 +19,7 @@ from streaming.drivers import lifecycle
 from streaming.drivers.failures import BuildImpossibleError
 from streaming.sample import __main__ as driver
 from streaming.stages.source_reader import OffsetsLostError
+from tests.unit.test_build_sampling import waiting
 
 
 @pytest.mark.parametrize(
@@ -48,3 +50,17 @@ def test_blocks_that_retention_took_away_are_sampled_again(
     monkeypatch.setattr(driver.SampleDriver, "_sampled", sampled)
     made = driver.SampleDriver(Settings(cluster="test", data_dir=tmp_path), "b1", threading.Event())
     assert made.run() == status
+
+
+def test_a_report_says_which_splits_were_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An index may be altered while it is sampled."""
+    world = waiting()
+    build, index = world.build("b8"), world.index("by_age")
+    catalog = world.leader.dictionary.catalog
+    made = driver.SampleDriver(Settings(cluster="test", data_dir=tmp_path), "b8", threading.Event())
+    made._metadata = Mock(catalog=lambda: catalog)
+    monkeypatch.setattr(made, "_offsets", lambda build: ({0: 5}, {0: 5}))
+    report = made._sampled(build)
+    assert report.wanted == {index.id: "2 splits of age"} == {index.id: index.definition.wanted_splits}
+    hashed = replace(index.definition, partition_kind="hash")
+    assert (hashed.wanted_splits, replace(index.definition, slices=1).wanted_splits) == ("", "")
