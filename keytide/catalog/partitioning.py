@@ -114,6 +114,11 @@ class Partitioning:
         """Whether an entry may lie anywhere: the splits are not found yet."""
         return self.ranged and self.partitions > 1 and not self.splits
 
+    @property
+    def has_its_splits(self) -> bool:
+        """Whether there are as many splits as it takes."""
+        return len(self.splits) == (self.partitions - 1 if self.ranged else 0)
+
     def partition_of(self, encoded: bytes) -> int | None:
         """The only partition that can hold entries whose partitioning expression has one value (encoded,
         ascending); None when any can."""

@@ -23,6 +23,7 @@ from keytide.definition.errors import InvalidStatementError
 from keytide.definition.index import MAX_SPLIT_BYTES, IndexDefinition
 from keytide.definition.normal import normal_statement
 from keytide.definition.statement import CreateIndex, parse_statement
+from keytide.errors import InvariantViolationError
 from keytide.query.parse.statement import parse_query
 from keytide.query.plan.plan import Candidate, Plan, plan_on
 from projector.core.projection import KeyspacePlan, SourceBatch, project
@@ -312,3 +313,19 @@ def test_backfill_sends_entries_where_the_projector_does() -> None:
     puts = [some for some, _ in router.route(projected, rule)]
     ordinals = [np.frombuffer(some.ordinals, "<u4").tolist() for some in puts if some is not None]
     assert ordinals == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize(
+    ("definition", "found"),
+    [
+        ("PARTITION BY RANGE(a) WITH (slices=2)", [18, 65]),
+        ("PARTITION BY RANGE(a) WITH (slices=6)", [18, 65]),
+        ("PARTITION BY RANGE(a)", []),
+        ("PARTITION BY HASH(a) WITH (slices=3)", [18, 65]),
+        ("PARTITION BY RANGE(a) SUBPARTITION BY HASH(id) SLICES 2 WITH (partitions=2)", [18, 65]),
+    ],
+)
+def test_nothing_is_routed_by_splits_of_another_definition(definition: str, found: list[int]) -> None:
+    rule = Partitioning.of(definition_of(f"CREATE INDEX i ON k (a) {definition}"), encode_splits(found))
+    with pytest.raises(InvariantViolationError, match="SplitsKnown"):
+        router.slices_of([encode_part(5)], rule)
