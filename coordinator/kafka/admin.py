@@ -20,6 +20,7 @@ from keytide.kafka.admin import (
     create_topic,
     delete_topic,
     describe_topics,
+    grow_topic,
     in_sync,
     list_offsets,
     topic_config,
@@ -90,6 +91,11 @@ class KafkaAdminWork:
     def make_queues(self, queues: Iterable[tuple[str, int]]) -> None:
         """Queue topics (name, partitions). They keep everything until they are deleted (R34).
 
+        A queue may be there from a preparation that its build did not begin after, and the index may have
+        been altered since. It gets the partitions that it lacks; those that it has too many stay, and nobody
+        writes to them. It is not made anew: a leader that was replaced, and does not know of it yet, would
+        take away what the build has begun to fill.
+
         Raises:
             KafkaUnavailableError: Kafka is away or refuses.
         """
@@ -100,12 +106,15 @@ class KafkaAdminWork:
             "max.message.bytes": str(self._settings.topics.message_max_bytes),
         }
         for name, partitions in queues:
-            self._make(name, partitions, config)
+            if not self._make(name, partitions, config) and grow_topic(
+                self._client, name, partitions, self._timeout
+            ):
+                log.info("queue %s was there with fewer partitions: now it has %d", name, partitions)
 
-    def _make(self, name: str, partitions: int, config: dict[str, str]) -> None:
+    def _make(self, name: str, partitions: int, config: dict[str, str]) -> bool:
         replicas = self._settings.topics.replication_factor
         config = {**config, "min.insync.replicas": str(in_sync(replicas))}
-        create_topic(self._client, name, partitions, replicas, config, self._timeout)
+        return create_topic(self._client, name, partitions, replicas, config, self._timeout)
 
     def delete(self, topics: Iterable[str]) -> None:
         """Delete topics; one that does not exist is fine.

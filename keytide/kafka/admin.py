@@ -15,7 +15,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import confluent_kafka.admin
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+)
 
 from keytide.errors import RetryableError
 from keytide.kafka.clients import AdminClient
@@ -263,6 +268,37 @@ def create_topic(
         raise KafkaUnavailableError(f"topic {name} cannot be created: {error}") from error
     settled = time.monotonic() + min(SETTLING_S, timeout)
     while not describe_topics(client, [name], timeout) and time.monotonic() < settled:
+        time.sleep(0.02)
+    return True
+
+
+def grow_topic(
+    client: AnyAdminClient, name: str, partitions: int, timeout: float = REQUEST_TIMEOUT_S
+) -> bool:
+    """Give a topic that exists so many partitions, where it has fewer, and wait until the broker describes
+    them; True when it had. One that has more keeps them.
+
+    Raises:
+        KafkaUnavailableError: refused or no answer, or there is no such topic (any more).
+    """
+
+    def count() -> int:
+        info = describe_topics(client, [name], timeout).get(name)
+        return info.partitions if info is not None else 0
+
+    present = count()
+    if present >= partitions:
+        return False
+    if not present:
+        raise KafkaUnavailableError(f"topic {name} is there, and cannot be described yet")
+    wanted = [NewPartitions(name, partitions)]
+    try:
+        _result(client.create_partitions(wanted, request_timeout=timeout)[name], timeout)
+    except KafkaException as error:
+        if error_code(error) != KafkaError.INVALID_PARTITIONS:  # (somebody else has given it as many)
+            raise KafkaUnavailableError(f"topic {name} gets no more partitions: {error}") from error
+    settled = time.monotonic() + min(SETTLING_S, timeout)
+    while count() < partitions and time.monotonic() < settled:
         time.sleep(0.02)
     return True
 

@@ -824,6 +824,20 @@ def test_tokens_have_scopes(coordinator: Coordinator) -> None:
     assert status("GET", "/healthz", "") == 200
 
 
+def test_queues_get_the_partitions_that_they_lack(kafka: EmbeddedKafka) -> None:
+    """An index was altered between two preparations of its build."""
+    settings = load_settings(
+        cluster=f"kt{next(_numbers)}-{os.getpid()}", kafka={"bootstrap": kafka.bootstrap}
+    )
+    queue = f"{settings.cluster}.mutations.by_city-7"
+    with KafkaAdminWork(settings) as work:
+        for partitions in (2, 4, 3):
+            work.make_queues([(queue, partitions)])
+            assert work.ends(queue, partitions) == dict.fromkeys(range(partitions), 0)
+        assert work.ends(queue, 4) == dict.fromkeys(range(4), 0)
+        work.delete([queue])
+
+
 def test_a_leader_knows_up_to_where_it_has_written(kafka: EmbeddedKafka) -> None:
     """As those count it who read the dictionary, transaction markers included (R49)."""
     settings = load_settings(

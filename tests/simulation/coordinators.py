@@ -281,7 +281,8 @@ class SimCoordinator:
                 world.wrote(self, records)
             case PrepareBuild(build, _, topics, queues):
                 for topic, partitions in topics:
-                    kafka.make(topic, partitions)
+                    if not kafka.make(topic, partitions):
+                        kafka.grow(topic, partitions)
                     self._pass_by()
                 ends = {topic: kafka.ends(topic) for topic, _ in queues}
                 world.sampled.setdefault(build, []).append(dict(kafka.source.kept_from))

@@ -79,10 +79,18 @@ class Kafka:
     committed: list[Committed] = field(default_factory=lambda: [Committed(None, -1, "")] * PARTITIONS)
     owner: list[tuple[str, int]] = field(default_factory=lambda: [("", 0)] * PARTITIONS)
 
-    def make(self, topic: str, partitions: int) -> None:
-        if topic not in self.queues:
-            self.queues[topic] = [Queue() for _ in range(partitions)]
-            self.deleted.discard(topic)
+    def make(self, topic: str, partitions: int) -> bool:
+        """Create a topic; False when it exists, with however many partitions."""
+        if topic in self.queues:
+            return False
+        self.queues[topic] = [Queue() for _ in range(partitions)]
+        self.deleted.discard(topic)
+        return True
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Give a topic the partitions that it lacks."""
+        present = self.queues[topic]
+        present += [Queue() for _ in range(partitions - len(present))]
 
     def delete(self, topic: str) -> None:
         if self.queues.pop(topic, None) is not None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from coordinator.kafka import admin as kafka_work
 from coordinator.kafka.admin import KafkaAdminWork
+from keytide.kafka import admin as kafka_admin
 from keytide.kafka.admin import KafkaUnavailableError, TopicInfo
 from keytide.settings.settings import load_settings
 
@@ -65,3 +69,75 @@ def test_who_samples_again_and_again_is_answered_at_once(monkeypatch: pytest.Mon
     work, asked = _asked(monkeypatch, 1_000)
     assert not work.sample("people").exists
     assert asked == ["people"]
+
+
+class _Topics:
+    """Brokers that have some topics, by their number of partitions, and are told to make others."""
+
+    def __init__(self, **present: int) -> None:
+        self.present = present
+        self.refuses: int | None = None
+
+    def close(self) -> None: ...
+
+    def create_topics(self, topics: Sequence[Any], **_: Any) -> dict[str, Future[None]]:
+        (topic,) = topics
+        if topic.topic in self.present:
+            return {topic.topic: _failed(KafkaError.TOPIC_ALREADY_EXISTS)}
+        self.present[topic.topic] = topic.num_partitions
+        return {topic.topic: _done(None)}
+
+    def create_partitions(self, topics: Sequence[Any], **_: Any) -> dict[str, Future[None]]:
+        (topic,) = topics
+        if self.refuses is not None:
+            return {topic.topic: _failed(self.refuses)}
+        assert self.present[topic.topic] < topic.new_total_count
+        self.present[topic.topic] = topic.new_total_count
+        return {topic.topic: _done(None)}
+
+    def describe_topics(self, topics: Sequence[str], **_: Any) -> dict[str, Future[Any]]:
+        return {
+            name: _done(SimpleNamespace(topic_id="t", partitions=[0] * self.present[name]))
+            if name in self.present
+            else _failed(KafkaError.UNKNOWN_TOPIC_OR_PART)
+            for name in topics
+        }
+
+
+def _done(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+def _failed(code: int) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_exception(KafkaException(KafkaError(code)))
+    return future
+
+
+def _queues(monkeypatch: pytest.MonkeyPatch, **present: int) -> tuple[KafkaAdminWork, _Topics]:
+    topics = _Topics(**present)
+    monkeypatch.setattr(kafka_work, "admin", lambda _: topics)
+    monkeypatch.setattr(kafka_admin, "TopicCollection", lambda names: names)
+    return KafkaAdminWork(load_settings()), topics
+
+
+def test_queues_that_are_there_get_the_partitions_that_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an index that was altered since they were made; a leader that knows the former definition still
+    takes nothing away."""
+    work, topics = _queues(monkeypatch, few=2, many=6)
+    work.make_queues([("few", 4), ("many", 4), ("new", 4)])
+    assert topics.present == {"few": 4, "many": 6, "new": 4}
+    work.make_queues([("few", 2), ("many", 4), ("new", 2)])
+    assert topics.present == {"few": 4, "many": 6, "new": 4}
+
+
+def test_a_build_waits_for_the_partitions_of_its_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    work, topics = _queues(monkeypatch, few=2)
+    topics.refuses = KafkaError.TOPIC_AUTHORIZATION_FAILED
+    with pytest.raises(KafkaUnavailableError, match="topic few gets no more partitions"):
+        work.make_queues([("few", 4)])
+    topics.refuses = KafkaError.INVALID_PARTITIONS  # another one was faster
+    monkeypatch.setattr(kafka_admin, "SETTLING_S", 0.0)
+    work.make_queues([("few", 4)])
