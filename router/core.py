@@ -73,7 +73,11 @@ def slices_of(
             slices.
     """
     invariant(not rule.unknown, "SplitsKnown", "entries are routed before their splits are found")
-    invariant(rule.has_its_splits, "SplitsKnown", "entries are routed by the splits of another definition")
+    invariant(
+        len(rule.splits) < rule.partitions,
+        "SplitsKnown",
+        "entries are routed by splits of another definition",
+    )
     if rule.splits:
         # Fixed widths compare like the bytes themselves: keys and splits are code words, none of which is a
         # prefix of another, so they differ within the shorter one, before any byte that is cut or filled in.

@@ -68,13 +68,17 @@ class Partitioning:
 
     @classmethod
     def of(cls, definition: IndexDefinition, splits: Sequence[bytes] = ()) -> Partitioning:
-        """That of an index; `splits` are those of its record, given ones are known without."""
+        """That of an index; `splits` are those of its record, given ones are known without.
+
+        An index by HASH has none, though a release before this one may have left it those of a RANGE that it
+        was before it was built.
+        """
         part = definition.partition_part
-        keys = definition.keys
+        keys, ranged = definition.keys, definition.partition_kind == "range"
         return cls(
             definition.slices,
-            tuple(splits) or definition.encoded_splits,
-            definition.partition_kind == "range",
+            (tuple(splits) or definition.encoded_splits) if ranged else (),
+            ranged,
             definition.raw_id_routes,
             part is not None and keys[part].descending,
             definition.spread,
@@ -113,11 +117,6 @@ class Partitioning:
     def unknown(self) -> bool:
         """Whether an entry may lie anywhere: the splits are not found yet."""
         return self.ranged and self.partitions > 1 and not self.splits
-
-    @property
-    def has_its_splits(self) -> bool:
-        """Whether there are as many splits as it takes."""
-        return len(self.splits) == (self.partitions - 1 if self.ranged else 0)
 
     def partition_of(self, encoded: bytes) -> int | None:
         """The only partition that can hold entries whose partitioning expression has one value (encoded,

@@ -315,17 +315,29 @@ def test_backfill_sends_entries_where_the_projector_does() -> None:
     assert ordinals == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
+def rule_of(partition: str, found: list[int]) -> Partitioning:
+    return Partitioning.of(definition_of(f"CREATE INDEX i ON k (a) {partition}"), encode_splits(found))
+
+
 @pytest.mark.parametrize(
-    ("definition", "found"),
+    "partition",
     [
-        ("PARTITION BY RANGE(a) WITH (slices=2)", [18, 65]),
-        ("PARTITION BY RANGE(a) WITH (slices=6)", [18, 65]),
-        ("PARTITION BY RANGE(a)", []),
-        ("PARTITION BY HASH(a) WITH (slices=3)", [18, 65]),
-        ("PARTITION BY RANGE(a) SUBPARTITION BY HASH(id) SLICES 2 WITH (partitions=2)", [18, 65]),
+        "PARTITION BY RANGE(a) WITH (slices=2)",
+        "PARTITION BY RANGE(a) SUBPARTITION BY HASH(id) SLICES 2 WITH (partitions=2)",
     ],
 )
-def test_nothing_is_routed_by_splits_of_another_definition(definition: str, found: list[int]) -> None:
-    rule = Partitioning.of(definition_of(f"CREATE INDEX i ON k (a) {definition}"), encode_splits(found))
+def test_nothing_is_routed_by_more_splits_than_there_can_be(partition: str) -> None:
+    """Found for another definition."""
     with pytest.raises(InvariantViolationError, match="SplitsKnown"):
-        router.slices_of([encode_part(5)], rule)
+        router.slices_of([encode_part(5)], rule_of(partition, [18, 65]))
+
+
+@pytest.mark.parametrize(
+    "partition", ["PARTITION BY HASH(a) WITH (slices=3)", "PARTITION BY RANGE(a) WITH (slices=6)"]
+)
+def test_what_an_earlier_release_left_of_another_definition_is_routed_as_it_is_read(partition: str) -> None:
+    rule = rule_of(partition, [18, 65])
+    keys = [encode_part(value) for value in (5, 30, 99)]
+    routed = router.slices_of(keys, rule)
+    for key, number in zip(keys, routed.tolist(), strict=True):
+        assert rule.partition_of(key) == number
