@@ -5,13 +5,14 @@ from __future__ import annotations
 from keytide.definition import index, statement, values
 from keytide.definition.clauses import create, options
 from keytide.query.parse import expressions
+from keytide.structure import STRUCTURES
 from tests.reference.writing import document, table
 
 INTRODUCTION = """Statements are PostgreSQL's, as far as they go. What is behind each word: [define an
 index](../define-an-index.md), [query](../query.md), [unique](../unique.md)."""
-GRAMMAR = """```
+GRAMMAR = f"""```
 CREATE [OR REPLACE] [UNIQUE] INDEX [IF NOT EXISTS] name ON keyspace
-    [USING btree | hash] (expression [ASC | DESC], ...)
+    [USING {" | ".join(STRUCTURES)}] (expression [ASC | DESC], ...)
     [INCLUDE (path, ...)]
     [PARTITION BY HASH(expression) | RANGE(expression) [SPLIT AT (constant, ...)]
         [SUBPARTITION BY HASH(id) SLICES n | SLICES (n, ...)]]

@@ -162,7 +162,7 @@ def test_a_hash_index_is_read_for_the_keys_that_are_said_and_no_others(
     assert (len(plan.reading.keys), len(plan.reading.spans), plan.filter) == (keys, spans, None)
     shown = spans_described(plan)
     assert len(shown) <= MAX_BOXES
-    assert (shown == ["the whole index"]) == (spans == 1)
+    assert (shown == [f"the whole index, of which entries with one of {keys} keys"]) == (spans == 1)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +194,16 @@ def test_groups_of_a_hash_index_and_rows_of_some_keys_are_sorted() -> None:
         assert (grouped.ordered, grouped.filter) == (False, None)
     rows = planned("USING hash (a)", "SELECT id FROM k WHERE a IN (1, 2) ORDER BY a DESC")
     assert (rows.ordered, len(rows.reading.keys)) == (False, 2)
+
+
+@pytest.mark.parametrize(
+    ("where", "order"), [("a = 1", "a"), ("a = 1 AND b = 2", "b DESC, a"), ("a = 1 AND b = 2", "1 + 1")]
+)
+def test_rows_of_a_hash_index_are_in_the_order_of_what_is_the_same_of_all(where: str, order: str) -> None:
+    """They come in pages then: what is sorted is bounded."""
+    index = "USING hash (a)" if "b" not in where else "USING hash (a, b)"
+    plan = planned(index, f"SELECT id FROM k WHERE {where} ORDER BY {order}")
+    assert plan.ordered
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def described(plan: Plan, others: Sequence[Plan], refusals: Sequence[Refusal]) -
     select, definition = plan.select, plan.index.definition
     grouped = select.grouped
     pushed = {
-        "condition": plan.reading.bounded,
+        "condition": plan.reading.bounded or bool(plan.reading.keys),
         "filter": plan.filter is not None,
         "order": bool(select.order_by) and (plan.ordered or plan.nearest is not None),
         "limit": select.limit is not None and (plan.ordered or plan.nearest is not None),
@@ -112,6 +112,8 @@ def spans_described(plan: Plan) -> list[str]:
             for at in range(depth)
         ]
         lines.append(", ".join(words) or "the whole index")
+    if plan.reading.keys and not any(plan.reading.depth):  # too many to be looked up one by one
+        return [f"the whole index, of which entries with one of {len(plan.reading.keys)} keys"]
     lines = list(dict.fromkeys(lines))
     more = len(lines) - MAX_BOXES
     return [*lines[: MAX_BOXES - 1], f"{more + 1} more"] if more > 0 else lines

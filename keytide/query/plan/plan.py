@@ -242,7 +242,7 @@ def plan_on(select: Select, candidate: Candidate, condition: Predicate | None = 
     if select.grouped:
         made = grouping(select, order_by)
         ordered = made.ordered and runs_backwards(made.by, definition, made.reverse) is not None
-    elif structure.ordered or not order_by:
+    elif structure.ordered or all(_has_one_value(condition, one.value) for one in order_by):
         ordered, reverse = _order(order_by, definition, condition)
     filter_ = conjunction(rest)
     entries = estimated(select, read, definition, candidate.entries, len(rest) if ordered else None)
@@ -367,9 +367,7 @@ def _order(
     passed: set[bytes] = set()
     for item in order_by:
         value = item.value
-        if isinstance(value, AggregateCall) or is_constant(value) or identity(value) in passed:
-            continue
-        if _single(condition, value):
+        if isinstance(value, AggregateCall) or identity(value) in passed or _has_one_value(condition, value):
             continue
         while at < len(parts) and not same(parts[at].expression, value):
             if not _single(condition, parts[at].expression):
@@ -387,6 +385,11 @@ def _order(
         passed.add(identity(value))
         at += 1
     return True, bool(reverse)
+
+
+def _has_one_value(condition: Predicate, value: Expression | AggregateCall) -> bool:
+    """Whether that is the same of all entries, so that any order is its order."""
+    return isinstance(value, AggregateCall) or is_constant(value) or _single(condition, value)
 
 
 def _single(condition: Predicate, expression: Expression) -> bool:
