@@ -6,8 +6,9 @@ slice, those of slices. Partition n of a RANGE index lies between its splits n -
 have one more split, to merge it with the next one is to leave split n out. What becomes of a partition of
 several slices has as many as the largest of those that it comes from. The splits that there are were given,
 or a build has found them; all of them stand in the SPLIT AT of the definition that comes out, so a new layout
-parts where the old one did. A build that had no use for all its splits has made the last ones equal, with
-empty partitions between: these are left out.
+parts where the old one did. A build that had no use for all its splits has made some equal, with empty
+partitions between. PARTITION n SET keeps these, so that numbers stay, and the same statement run again means
+the same partition; where there is a split more or less, numbers change anyway, and these are left out.
 """
 
 from __future__ import annotations
@@ -159,10 +160,9 @@ def _spread(index: IndexRecord, statement: SpreadPartition) -> IndexDefinition:
     if definition.partition_kind == "range":
         _check_values(index, statement.partition)
     spread[statement.partition] = statement.slices
-    if definition.partition_kind == "range":
-        made = _regrouped(index, set(_present(index)), spread)
-    else:
-        made = _of(index, definition, spread)
+    made = _of(index, definition, spread)
+    if definition.partition_kind == "range" and not definition.given_splits:
+        made = replace(made, given_splits=_said(index, _present(index)))
     if fault := made.partition_fault:
         name, by_range = render_name(index.name), definition.partition_kind == "range"
         more = f"SPLIT PARTITION {statement.partition}" if by_range else "SET (slices=n)"
@@ -280,8 +280,17 @@ def _regrouped(index: IndexRecord, splits: set[bytes], spread: Sequence[int]) ->
     stretches = zip([b"", *ends], [*ends, None], strict=True)
     regrouped = [max(spread[p] for p in before.partitions_of_values(*one)) for one in stretches]
     made = _of(index, index.definition, regrouped)
+    return replace(made, given_splits=_said(index, ends))
+
+
+def _said(index: IndexRecord, splits: Sequence[bytes]) -> tuple[Literal, ...]:
+    """Splits as SPLIT AT says them.
+
+    Raises:
+        CallerError: it cannot say one of them.
+    """
     given: list[Literal] = []
-    for split in ends:
+    for split in splits:
         literal = literal_of(split)
         if literal is None:
             by = render_expression(index.definition.partition)
@@ -292,7 +301,7 @@ def _regrouped(index: IndexRecord, splits: set[bytes], spread: Sequence[int]) ->
                 "SPLIT AT (value, ...)",
             )
         given.append(literal)
-    return replace(made, given_splits=tuple(given))
+    return tuple(given)
 
 
 def _stretch(low: bytes, high: bytes | None) -> str:

@@ -254,6 +254,7 @@ def test_other_slices() -> None:
         ("ALTER INDEX x SPLIT PARTITION n AT (1)", "a whole number from 0 to 1023", 1, 31),
         ("ALTER INDEX x SPLIT PARTITION 1024 AT (1)", "a whole number from 0 to 1023", 1, 31),
         ("ALTER INDEX x SPLIT PARTITION 1 AT (2, 1)", "splits must ascend", 1, 40),
+        ("ALTER INDEX x SPLIT PARTITION 1 AT (2, 2)", "splits must ascend", 1, 40),
         ("ALTER INDEX x SPLIT PARTITION 1 AT (city)", "SPLIT AT takes values", 1, 37),
         ("ALTER INDEX x MERGE 1, 2", "PARTITIONS must stand here, not '1'", 1, 21),
         ("ALTER INDEX x MERGE PARTITIONS 1", ", must stand here", 1, 33),

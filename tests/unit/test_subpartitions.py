@@ -295,8 +295,9 @@ SPLITS = (encode_part(10), encode_part(20))
         (index(RANGED), "MERGE PARTITIONS 1, 2", (1, 4), [10]),
         (index(RANGED), "MERGE PARTITIONS 0, 1", (4, 2), [20]),
         (index(FOUND, SPLITS), "PARTITION 2 SET (slices=5)", (2, 2, 5), [10, 20]),
-        # Where the build had no use for its last split, what it parts is empty, and goes.
-        (index(FOUND, (SPLITS[0], SPLITS[0])), "PARTITION 2 SET (slices=5)", (2, 5), [10]),
+        # Where the build had no use for its last split, what it parts is empty: it goes with the next split.
+        (index(FOUND, (SPLITS[0], SPLITS[0])), "PARTITION 2 SET (slices=5)", (2, 2, 5), [10, 10]),
+        (index(FOUND, (SPLITS[0], SPLITS[0])), "SPLIT PARTITION 2 AT (20)", (2, 2, 2), [10, 20]),
         (index(PLAIN), f"PARTITION BY HASH(LOWER(city)) {SPREAD} 2", (2,) * 4, []),
         (
             index(HASHED),
@@ -334,6 +335,35 @@ def test_all_of_one_slice_is_the_index_that_it_was() -> None:
     before = index(PLAIN)
     spread = replace(before, definition=altered(before, "PARTITION 1 SET (slices=3)"))
     assert altered(spread, "PARTITION 1 SET (slices=1)") == before.definition
+
+
+@given(
+    st.lists(st.integers(0, 4) | st.sampled_from(["a", True, None, 0.5]), max_size=5),
+    st.data(),
+    st.booleans(),
+)
+def test_a_partition_set_twice_is_as_when_set_once_and_no_other_one_changes(
+    values: list[Any], data: st.DataObject, ranged: bool
+) -> None:
+    splits = tuple(sorted(map(encode_part, values))) if ranged else ()
+    spread = tuple(data.draw(st.integers(1, 3)) for _ in range(len(values) + 1))
+    by = f"PARTITION BY {'RANGE' if ranged else 'HASH'}(age) {SPREAD} ({', '.join(map(str, spread))})"
+    of = index(f"{AGE} {by}", splits)
+    before = Partitioning.of(of.definition, of.splits)
+    number = before.partition_of(encode_part(data.draw(st.integers(-1, 5) | st.text(max_size=1))))
+    assert number is not None, "the splits are known"
+    rest = f"PARTITION {number} SET (slices={data.draw(st.integers(1, 4))})"
+    once = altered(of, rest)
+    others = [list(one.slices_by_partition) for one in (of.definition, once)]
+    assert others[1][number] == int(rest[-2])
+    assert [one[:number] + one[number + 1 :] for one in others] == [
+        others[0][:number] + others[0][number + 1 :]
+    ] * 2
+    assert (once.encoded_splits or splits) == splits
+    # The new layout is READY, and the statement is run again.
+    assert altered(replace(of, definition=once), rest) == once
+    again = definition(normal_statement(once))
+    assert replace(again, statement="") == replace(once, statement="")
 
 
 UNEVEN = replace(index(HASHED), definition=altered(index(HASHED), "PARTITION 0 SET (slices=1)"))

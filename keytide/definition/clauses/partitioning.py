@@ -50,12 +50,17 @@ class PartitionReader:
                 raise at.error("SPLIT AT goes with RANGE: a hash has no splits", next_step="Leave it out.")
             at.expect("SPLIT")
             at.expect("AT", next_step="Write SPLIT AT (value, ...).")
-            splits = self.splits()
+            splits = self.splits(equal=True)
         slices, each = self._subpartitions(splits)
         return PartitionBy(kind, expression, splits, slices, each), expressions[0]
 
-    def splits(self) -> tuple[Literal, ...]:
-        """The values where partitions of a RANGE index part, strictly ascending in the order of keys."""
+    def splits(self, *, equal: bool = False) -> tuple[Literal, ...]:
+        """The values where partitions of a RANGE index part, ascending in the order of keys.
+
+        Args:
+            equal: some may be equal: a partition between two of them is empty. (A build makes such splits
+                where it has no use for all, and an index that was altered since says them.)
+        """
         splits: list[Literal] = []
         before = b""
         for tokens in self._at.parenthesised("a value"):
@@ -69,11 +74,12 @@ class PartitionReader:
             code = encode_part(value.value)
             if len(code) > MAX_SPLIT_BYTES:
                 raise self._at.error(f"a split takes at most {MAX_SPLIT_BYTES} bytes", tokens)
-            if code <= before:
+            if code < before or (code == before and not equal):
+                once = "" if equal else "; each value once"
                 raise self._at.error(
                     "splits must ascend, in the order of keys",
                     tokens,
-                    next_step="The order is null, false, true, numbers, strings; each value once.",
+                    next_step=f"The order is null, false, true, numbers, strings{once}.",
                 )
             if len(splits) == MAX_SLICES - 1:
                 raise self._at.error(f"an index has at most {MAX_SLICES} slices", tokens)
