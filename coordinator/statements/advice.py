@@ -17,14 +17,14 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from coordinator.core.slice_loads import Hot
-from coordinator.statements.partitions import literal_of, repartitioned, splits_of, value_text
+from coordinator.statements.partitions import all_alike, literal_of, repartitioned, splits_of, value_text
 from keytide.catalog.partitioning import Partitioning
 from keytide.catalog.records import IndexRecord
 from keytide.definition.expression import DocumentId
 from keytide.definition.index import MAX_REPLICAS, MAX_SLICES, IndexDefinition
 from keytide.definition.normal import normal_statement
 from keytide.definition.render import render_expression, render_name
-from keytide.definition.statement import SplitPartition
+from keytide.definition.statement import Alteration, SplitPartition, SpreadPartition
 from keytide.errors import CallerError
 from keytide.wire.index_lists import WrittenSlice
 
@@ -142,13 +142,21 @@ def _one_value(index: IndexRecord, hot: Hot, value: bytes, written: WrittenSlice
         )
     number = partition_of(index, hot.slice)
     slices = definition.slices_by_partition[number]
-    more = min(FEW * slices, slices + most - index.slices)
-    if more <= slices:
+    spread = _spread_over(index, number, FEW * slices, most)
+    if spread is None:
         return Advice(f"{said}, and the index has as many slices as it may have")
+    if not spread.alone:
+        return Advice(
+            f"{said}, and partition {number} cannot be spread alone, for no statement can say where the "
+            f"partitions part: have each spread over {spread.slices} slices by the document id, and the "
+            f"build find other splits. The price: scans with one value of {by} ask {spread.slices} slices "
+            "then, all at once",
+            spread.statement,
+        )
     return Advice(
-        f"{said}: have partition {number} spread over {more} slices by the document id. The price: scans "
-        f"with {by} = {said_value} ask these {more} slices then, all at once",
-        f"ALTER INDEX {render_name(index.name)} PARTITION {number} SET (slices={more})",
+        f"{said}: have partition {number} spread over {spread.slices} slices by the document id. The price: "
+        f"scans with {by} = {said_value} ask these {spread.slices} slices then, all at once",
+        spread.statement,
     )
 
 
@@ -186,9 +194,7 @@ def _split_at(index: IndexRecord, number: int, split: bytes) -> Advice:
     literal = literal_of(split)
     if literal is None:
         return Advice(text)
-    try:
-        repartitioned(index, SplitPartition(index.name, number, (literal,)))
-    except CallerError:
+    if not _possible(index, SplitPartition(index.name, number, (literal,))):
         return Advice(text)
     at = f"SPLIT PARTITION {number} AT ({render_expression(literal)})"
     return Advice(text, f"ALTER INDEX {render_name(index.name)} {at}")
@@ -203,14 +209,45 @@ def _more_slices(index: IndexRecord, most: int, number: int) -> str | None:
             fits = 2 * index.slices <= most
             return f"ALTER INDEX {name} SET (partitions={2 * len(spread)})" if fits else None
         partition = partition_of(index, number)
-        more = min(2 * spread[partition], spread[partition] + most - index.slices)
-        if more <= spread[partition]:
-            return None
-        return f"ALTER INDEX {name} PARTITION {partition} SET (slices={more})"
+        found = _spread_over(index, partition, 2 * spread[partition], most)
+        return found.statement if found is not None else None
     slices = min(2 * index.slices, most)
     if slices <= index.slices or definition.given_splits:
         return None
     return f"ALTER INDEX {name} SET (slices={slices})"
+
+
+class _Spread(NamedTuple):
+    """A partition of more slices: of how many; whether it alone is of other slices than it was."""
+
+    statement: str
+    slices: int
+    alone: bool
+
+
+def _spread_over(index: IndexRecord, partition: int, slices: int, most: int) -> _Spread | None:
+    """Have a partition be of more slices: of so many, as far as the index may have them. Where it cannot be
+    alone (the build has found splits that SPLIT AT cannot say), all are, and none of fewer than it was."""
+    spread = index.definition.slices_by_partition
+    more = min(slices, spread[partition] + most - index.slices)
+    if more <= spread[partition]:
+        return None
+    if _possible(index, SpreadPartition(index.name, partition, more)):
+        name = render_name(index.name)
+        return _Spread(f"ALTER INDEX {name} PARTITION {partition} SET (slices={more})", more, True)
+    each = min(max(slices, *spread), most // len(spread))
+    if each <= spread[partition] or each < max(spread):
+        return None
+    return _Spread(all_alike(index, each, len(spread)), each, False)
+
+
+def _possible(index: IndexRecord, statement: Alteration) -> bool:
+    """Whether an index can have the slices that a statement asks for."""
+    try:
+        repartitioned(index, statement)
+    except CallerError:
+        return False
+    return True
 
 
 def _replacing(definition: IndexDefinition, **members: Any) -> str:

@@ -102,6 +102,16 @@ def value_text(encoded: bytes) -> str:
     return render_expression(literal) if literal is not None else str(readable_splits([encoded])[0])
 
 
+def all_alike(index: IndexRecord, slices: int | str, partitions: int) -> str:
+    """The statement that gives an index so many partitions of so many slices each. Where those of a RANGE
+    index part, its build finds anew."""
+    by = f"{index.definition.partition_kind.upper()}({render_expression(index.definition.partition)})"
+    return (
+        f"ALTER INDEX {render_name(index.name)} PARTITION BY {by} SUBPARTITION BY HASH(id) SLICES {slices} "
+        f"SET (partitions={partitions})"
+    )
+
+
 def _partitioned_by(index: IndexRecord, statement: AlterIndex) -> IndexDefinition:
     by, definition = statement.partition, index.definition
     if by is None:
@@ -141,12 +151,10 @@ def _with_partitions(index: IndexRecord, partitions: int) -> IndexDefinition:
             f"ALTER INDEX {render_name(index.name)} SPLIT PARTITION n AT (value), or MERGE PARTITIONS n, m",
         )
     if len(set(spread)) > 1:
-        by = f"{definition.partition_kind.upper()}({render_expression(definition.partition)})"
         raise _refused(
             f"the partitions of index {index.name} are of {render_slices(spread)} slices: it is not said of "
             "how many the new ones are",
-            f"say it: ALTER INDEX {render_name(index.name)} PARTITION BY {by} SUBPARTITION BY HASH(id) "
-            f"SLICES n SET (partitions={partitions})",
+            f"say it: {all_alike(index, 'n', partitions)}",
         )
     return _of(index, definition, spread[:1] * partitions)
 
@@ -162,7 +170,11 @@ def _spread(index: IndexRecord, statement: SpreadPartition) -> IndexDefinition:
     spread[statement.partition] = statement.slices
     made = _of(index, definition, spread)
     if definition.partition_kind == "range" and not definition.given_splits:
-        made = replace(made, given_splits=_said(index, _present(index)))
+        every = all_alike(index, statement.slices, definition.partitions)
+        given = _said(
+            index, _present(index), f"spread every partition, by splits that are found anew: {every}"
+        )
+        made = replace(made, given_splits=given)
     if fault := made.partition_fault:
         name, by_range = render_name(index.name), definition.partition_kind == "range"
         more = f"SPLIT PARTITION {statement.partition}" if by_range else "SET (slices=n)"
@@ -283,8 +295,11 @@ def _regrouped(index: IndexRecord, splits: set[bytes], spread: Sequence[int]) ->
     return replace(made, given_splits=_said(index, ends))
 
 
-def _said(index: IndexRecord, splits: Sequence[bytes]) -> tuple[Literal, ...]:
+def _said(index: IndexRecord, splits: Sequence[bytes], step: str = "") -> tuple[Literal, ...]:
     """Splits as SPLIT AT says them.
+
+    Args:
+        step: what to do where it cannot; "" for to say others.
 
     Raises:
         CallerError: it cannot say one of them.
@@ -297,7 +312,8 @@ def _said(index: IndexRecord, splits: Sequence[bytes]) -> tuple[Literal, ...]:
             raise _refused(
                 f"index {index.name} parts at {value_text(split)}, which SPLIT AT cannot say: it takes "
                 "strings, numbers, TRUE, FALSE and NULL",
-                f"say other splits: ALTER INDEX {render_name(index.name)} PARTITION BY RANGE({by}) "
+                step
+                or f"say other splits: ALTER INDEX {render_name(index.name)} PARTITION BY RANGE({by}) "
                 "SPLIT AT (value, ...)",
             )
         given.append(literal)

@@ -542,6 +542,41 @@ def test_what_is_hot_by_many_values_has_advice_after_the_first_one(
     assert repartitioned(of, parsed).slices > of.slices
 
 
+ARRAYS = (encode_part(10), encode_part([1]))
+"""What a build may find, and no statement can say."""
+
+
+@pytest.mark.parametrize(
+    ("of", "written", "most", "each"),
+    [
+        (index(FOUND, ARRAYS), hot_key(15), MAX_SLICES, 8),
+        (index(FOUND, ARRAYS), hot_key([1, 2]), 16, 5),
+        (index(FOUND, ARRAYS), hot_key(15), 8, None),
+        (index(f"{AGE} PARTITION BY RANGE(age) {SPREAD} (6, 1, 1)", ARRAYS), None, MAX_SLICES, 6),
+        (index(f"{AGE} PARTITION BY RANGE(age) {SPREAD} (6, 1, 1)", ARRAYS), None, 17, None),
+    ],
+)
+def test_what_is_advised_where_no_statement_can_say_the_splits_can_be_done(
+    of: IndexRecord, written: WrittenSlice | None, most: int, each: int | None
+) -> None:
+    found = advice(of, Hot(of.slices - 1, "writes" if written else "entries", 970.0, 10.0), written, most)
+    if each is None:
+        assert found.statement is None
+        return
+    assert found.statement is not None
+    parsed = parse_statement(found.statement)
+    assert isinstance(parsed, Alteration)
+    made = repartitioned(of, parsed)
+    assert made.spread == (each,) * 3
+    assert made.slices <= most
+    assert made.samples_splits
+    with pytest.raises(CallerError, match="which SPLIT AT cannot say") as refused:
+        altered(of, f"PARTITION {of.definition.partitions - 1} SET (slices={each})")
+    step = parse_statement(refused.value.next_step.partition(": ")[2])
+    assert isinstance(step, Alteration)
+    assert repartitioned(of, step).spread == (each,) * 3
+
+
 def test_partitions_that_are_no_others_keep_no_slices_of_the_ones_before() -> None:
     rising = WrittenSlice(0, True, 1_000, [], *(tuple(map(encode_part, range(n, n + 40))) for n in (0, 100)))
     found = advice(index(RANGED), Hot(6, "writes", 970.0, 10.0), rising)
