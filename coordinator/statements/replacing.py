@@ -116,6 +116,9 @@ def like_before(definition: IndexDefinition, said: frozenset[str], old: IndexRec
 
     Args:
         said: what the statement says (`keytide.definition.clauses.create`).
+
+    Raises:
+        CallerError: it says of how many slices partitions are, and those that there are would make too many.
     """
     kept, members = old.definition, dict[str, Any]()
     if "partitions" not in said:
@@ -140,7 +143,15 @@ def _partitions_before(definition: IndexDefinition, spread_said: bool, old: Inde
     else:
         spread = (1,) * (kept.partitions if alike else kept.slices)
     if sum(spread) > MAX_SLICES:
-        return {}
+        most = MAX_SLICES // max(spread)
+        raise CallerError(
+            f"index {old.name} has {len(spread)} partitions, and would have {sum(spread):,} slices with "
+            f"{max(spread)} of each: {MAX_SLICES:,} is the most",
+            status=422,
+            problem_type="index-not-alterable",
+            next_step=f"say how many partitions there are to be, WITH (partitions={most}) at most, or fewer "
+            "SLICES of each",
+        )
     # Splits that the statement did not say the first time: the index got them by itself, or a partition that
     # was spread since has them, and is another one without.
     itself = isinstance(old.auto_split, AutoSplit) and old.auto_split.layout == old.id

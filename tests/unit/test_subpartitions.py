@@ -490,6 +490,20 @@ def test_a_statement_that_is_run_again_leaves_partitions_as_they_were_altered(
     assert replace(again, statement="") == replace(found, statement="")
 
 
+def test_partitions_that_there_are_are_not_dropped_where_they_would_make_too_many_slices() -> None:
+    of = index(f"{CITY} PARTITION BY HASH(city) {SPREAD} 2 WITH (partitions=32)")
+    again = f"CREATE OR REPLACE{CITY.removeprefix('CREATE')} PARTITION BY HASH(city) {SPREAD}"
+    at_most = made(f"{again} 32")
+    assert like_before(at_most.definition, at_most.said, of).spread == (32,) * 32
+    beyond = made(f"{again} 40")
+    with pytest.raises(CallerError, match=r"32 partitions.* 1,280 slices .*: 1,024 is the most") as refused:
+        like_before(beyond.definition, beyond.said, of)
+    assert refused.value.status == 422
+    assert "WITH (partitions=25)" in refused.value.next_step
+    said = made(f"{again} 40 WITH (partitions=25)")
+    assert like_before(said.definition, said.said, of).spread == (40,) * 25
+
+
 # --- a hot key ----------------------------------------------------------------------------------------------
 
 
