@@ -61,15 +61,14 @@ def advice(
         return _one_value(index, hot, value, written, most)
     if definition.partition_kind == "range":
         return _range(index, hot, written, most)
-    more = _more_slices(index, most, hot.slice)
-    told = written is None or written.known
-    also = (
-        "if it is so again, one value has it" if told else "entries do not say by which value they came here"
-    )
     by = render_expression(definition.partition)
+    more, one = _more_slices(index, most, hot.slice), _where_one_value(index, hot, most)
+    if why := _unknown(hot, written):
+        parts = f"several are parted by more slices ({more})" if more else "several are parted by more slices"
+        return Advice(f"whether one value of {by} has most of it is not known: {why}; {parts}; {one}", more)
     return Advice(
-        f"several values of {by} fall to it: more partitions part them; {also}, and a partition of several "
-        "slices spreads it",
+        f"several values of {by} fall to it: more slices part them; if it is so again, one value may have "
+        f"it; {one}",
         more,
     )
 
@@ -160,6 +159,31 @@ def _one_value(index: IndexRecord, hot: Hot, value: bytes, written: WrittenSlice
     )
 
 
+def _unknown(hot: Hot, written: WrittenSlice | None) -> str:
+    """Why it is not known whether one value has most of what makes a slice hot; "" where none has."""
+    if written is None:
+        return "its node has not said what is written to it"
+    if not written.known:
+        return "entries do not say by which value they came here"
+    if written.total <= 0:
+        return "nothing is written to it now"
+    return "what is written to it now does not say what it holds" if hot.measure == "entries" else ""
+
+
+def _where_one_value(index: IndexRecord, hot: Hot, most: int) -> str:
+    """What helps if one value has most of what makes a slice hot, in words."""
+    definition = index.definition
+    if definition.partitioned_by_id:
+        return "a document is not parted"
+    if definition.unique:
+        return "one value is not parted in a UNIQUE index"
+    number = partition_of(index, hot.slice)
+    spread = _spread_over(index, number, FEW * definition.slices_by_partition[number], most)
+    if spread is None:
+        return "to spread one value, the index has as many slices as it may have"
+    return f"one value is spread by the document id ({spread.statement})"
+
+
 def _range(index: IndexRecord, hot: Hot, written: WrittenSlice | None, most: int) -> Advice:
     definition = index.definition
     by = render_expression(definition.partition)
@@ -176,15 +200,22 @@ def _range(index: IndexRecord, hot: Hot, written: WrittenSlice | None, most: int
         split = halving_split(index, number, written)
         if split is not None:
             return _split_at(index, number, split)
+    one = ""
+    if why := _unknown(hot, written):
+        one = (
+            f"; splits do not part one value, and whether one has most of it is not known: {why}; "
+            f"{_where_one_value(index, hot, most)}"
+        )
     if len(set(definition.spread)) > 1:
         return Advice("more slices share what it has", _more_slices(index, most, hot.slice))
     if definition.given_splits:
         return Advice(
-            "its splits were given, and do not fit what there is: without them the build finds some that do",
+            "its splits were given, and do not fit what there is: without them the build finds some that do"
+            f"{one}",
             _replacing(definition),
         )
     return Advice(
-        "its splits do not fit what there is any more: a new layout finds them anew",
+        f"its splits do not fit what there is any more: a new layout finds them anew{one}",
         _more_slices(index, most, hot.slice),
     )
 

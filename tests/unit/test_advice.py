@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -15,6 +16,7 @@ from keytide.catalog.records import IndexRecord
 from keytide.collation import encode_part
 from keytide.collation.layout import Value
 from keytide.definition.statement import (
+    Alteration,
     AlterIndex,
     CreateIndex,
     SplitPartition,
@@ -88,6 +90,51 @@ def test_by_hash_with_several_values_more_slices_help(told: WrittenSlice | None)
     found = advised(index(HASH), told)
     assert found.statement == "ALTER INDEX i SET (slices=8)"
     assert ("entries do not say" in found.text) == (told is not None and not told.known)
+
+
+IDLE = WrittenSlice(3, True, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("measure", "told", "why"),
+    [
+        ("entries", IDLE, "nothing is written to it now"),
+        ("writes", IDLE, "nothing is written to it now"),
+        ("entries", None, "its node has not said"),
+        ("writes", None, "its node has not said"),
+        ("entries", written(known=False), "entries do not say"),
+        ("entries", written([("Rome", 20), ("Oslo", 19)]), "does not say what it holds"),
+    ],
+)
+def test_where_nothing_is_known_of_values_both_ways_are_named(
+    measure: Measure, told: WrittenSlice | None, why: str
+) -> None:
+    for of in (index(HASH), index(RANGE, (10, 20, 30)), index(GIVEN)):
+        found = advised(of, told, measure)
+        assert "not known" in found.text
+        assert why in found.text
+        assert "several values" not in found.text
+        named = re.findall(r"\((ALTER INDEX i .*?\))\)", found.text)
+        assert named[-1] == "ALTER INDEX i PARTITION 3 SET (slices=4)"
+        assert of.definition.partition_kind == "range" or named[0] == found.statement
+        for one in named:
+            parsed = parse_statement(one)
+            assert isinstance(parsed, Alteration)
+            assert repartitioned(of, parsed).slices > of.slices
+
+
+@pytest.mark.parametrize("told", [IDLE, written([("d1", 20), ("d2", 19)])])
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("CREATE UNIQUE INDEX i ON people (city)", "one value is not parted in a UNIQUE index"),
+        ("CREATE INDEX i ON people (city) PARTITION BY HASH(id)", "a document is not parted"),
+    ],
+)
+def test_what_cannot_be_spread_is_not_said_to_be(told: WrittenSlice, statement: str, said: str) -> None:
+    found = advised(index(statement), told)
+    assert found.text.endswith(said)
+    assert "PARTITION 3" not in found.text
 
 
 def test_there_are_no_more_slices_than_there_may_be() -> None:
