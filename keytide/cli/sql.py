@@ -198,7 +198,7 @@ def show_plan(plan: dict[str, Any]) -> None:
     known = "an unknown number" if estimate["assumed"] else f"{estimate['entries_of_index']:,}"
     lines: dict[str, Any] = {
         "index": plan["index"] + (" (backwards)" if plan["reverse"] else ""),
-        **({"structure": plan["structure"]} if plan.get("structure", "btree") != "btree" else {}),
+        **{name: plan[name] for name in ("structure",) if name in plan},
         "spans": "\n".join(plan["spans"]) or "none: nothing can satisfy the condition",
         "slices": f"{len(asked)} of {whole}"
         + (f": {', '.join(map(str, asked))}" if len(asked) < whole else ""),
