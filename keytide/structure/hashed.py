@@ -121,21 +121,24 @@ class Hash(KeyedStructure):
     def selected(self, wanted: WantedKeys) -> Selected:
         if wanted.prefix is not None:
             raise _no_order("a prefix")
-        if wanted.equals is None:
-            if wanted.low or wanted.high:
+        equals = wanted.equals
+        if equals is None and (wanted.low or wanted.high):
+            equals = wanted.low  # (a range from a whole key to the same one)
+            if not equals or wanted.inclusion != "both" or len(equals) != self.parts:
                 raise _no_order("a range")
+            if encode_key(equals) != encode_key(wanted.high or ()):
+                raise _no_order("a range")
+        if not equals:
             return Selected((Span(),))
-        if len(wanted.equals) > self.parts:
+        if len(equals) > self.parts:
             raise CallerError(
-                f"{len(wanted.equals)} key parts were given, the index has {self.parts}",
+                f"{len(equals)} key parts were given, the index has {self.parts}",
                 status=422,
                 next_step="Give all of the index's key parts.",
             )
-        if not wanted.equals:
-            return Selected((Span(),))
-        if len(wanted.equals) < self.parts:
-            raise _no_order(f"{len(wanted.equals)} of {self.parts} key parts")
-        key = encode_key(wanted.equals)
+        if len(equals) < self.parts:
+            raise _no_order(f"{len(equals)} of {self.parts} key parts")
+        key = encode_key(equals)
         return Selected((_span_of(key),), (key,))
 
     def boxed(self, box: Box, most: int) -> Boxed | str:

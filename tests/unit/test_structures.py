@@ -93,6 +93,9 @@ def test_what_is_read_far_from_a_place_is_seen(span: Span, monkeypatch: pytest.M
     [
         (WantedKeys(low=["a"]), "a range"),
         (WantedKeys(high=["a"]), "a range"),
+        (WantedKeys(low=["a"], high=["a"]), "a range"),
+        (WantedKeys(low=["a", 1], high=["a", 2]), "a range"),
+        (WantedKeys(low=["a", 1], high=["a", 1], inclusion="low"), "a range"),
         (WantedKeys(equals=["a"], prefix="b"), "a prefix"),
         (WantedKeys(equals=["a"]), "1 of 2 key parts"),
     ],
@@ -102,6 +105,12 @@ def test_a_hash_index_refuses_what_takes_an_order(wanted: WantedKeys, what: str)
     with pytest.raises(NotOrderedError, match=what) as refused:
         structure.selected(wanted)
     assert "USING btree" in refused.value.next_step
+
+
+def test_a_range_whose_ends_are_one_whole_key_takes_no_order() -> None:
+    structure: Structure = structure_of("hash", 2)
+    found = structure.selected(WantedKeys(low=["a", 1], high=["a", 1.0]))
+    assert found == structure.selected(WantedKeys(equals=["a", 1]))
 
 
 def test_a_hash_index_answers_no_box_with_a_range() -> None:

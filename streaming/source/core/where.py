@@ -194,7 +194,17 @@ def _part(node: Predicate, parts: Sequence[str]) -> int:
 
 
 def _points(conditions: Sequence[_Condition]) -> list[Any] | None:
-    """The values that conditions on one key part leave it, if they leave it but some."""
+    """The values that conditions on one key part leave it, if they leave it but some.
+
+    A range whose ends are one value is that: so a hash index, which has no order, answers it as in SQL.
+    """
+    lows, highs = (
+        [one.right for one in conditions if isinstance(one, Comparison) and one.operator == operator]
+        for operator in (">=", "<=")
+    )
+    for low, high in product(lows, highs):
+        if isinstance(low, Literal) and isinstance(high, Literal) and compare(low.value, high.value) == 0:
+            return [low.value] if all(_holds(other, low.value) for other in conditions) else []
     for one in conditions:
         if isinstance(one, In) or (isinstance(one, Comparison) and one.operator == "="):
             choices = one.choices if isinstance(one, In) else (one.right,)
