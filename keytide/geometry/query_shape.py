@@ -255,11 +255,14 @@ class QueryShape:
         found: Mask
         if self.shape.is_point:
             places = self.drawing.vector
-            chord2 = ((vector - places) ** 2).sum(axis=1)
+            chord2 = np.minimum(
+                ((vector - places) ** 2).sum(axis=1), 4.0
+            )  # (rounding: no two are farther apart)
             found = chord2 < near
         else:
             found = hold(self.drawing, vector)
             chord2, places = nearest(vector, self.drawing.vector, *self.drawing.edges())
+            chord2 = np.minimum(chord2, 4.0)
             found |= chord2 < near
         open_ = np.flatnonzero(~found & (chord2 <= far))
         if len(open_):

@@ -538,3 +538,54 @@ def test_an_envelope_is_a_polygon_of_great_circles() -> None:
             x, y = rng.uniform(-180, 180), rng.uniform(-90, 90)
             want = sphere.holds(oracle.vector([x, y]))
             assert want is None or region.test(point(x, y, "geographic")) == want
+
+
+@settings(max_examples=share.examples(400), deadline=None)
+@given(seeds)
+@example(99)
+@example(187)
+@example(373)
+def test_wide_boxes_of_round_degrees_hold_what_their_bounds_say(seed: int) -> None:
+    """Corners, poles and middles of the cube's faces lie on one great circle then: what is asked on the sphere
+    must not go through a corner. Places are looked at that are some degrees off the sides."""
+    rng = random.Random(seed)
+    step = rng.choice((15, 30, 45))
+    west, wide = (
+        step * rng.randrange(-180 // step, 180 // step),
+        step * rng.randrange(90 // step, 330 // step + 1),
+    )
+    south, north = sorted(rng.sample(range(-75, 76, 15), 2))
+    area = (math.sin(math.radians(north)) - math.sin(math.radians(south))) / 2 * wide / 360
+    if area > 0.48:
+        return  # its other side may be the smaller one
+    lower = [[west + lon, south] for lon in range(0, wide + 1, step)]
+    upper = [[west + lon, north] for lon in range(wide, -1, -step)]
+    ring = [[(lon + 180) % 360 - 180, lat] for lon, lat in [*lower, *upper, lower[0]]]
+    shape = geometry({"type": "Polygon", "coordinates": [ring]})
+    if shape is None:
+        return
+    places = [(10.7, 59.9), (-74.0, 40.7), (0.0, -80.0), (0.0, 90.0), (0.0, -90.0)]
+    places += [(float(lon), float(lat)) for lon in range(-180, 180, 45) for lat in (-45, 0, 45)]
+    places += [(rng.uniform(-180, 180), rng.uniform(-89, 89)) for _ in range(20)]
+    # Sides between corners of one latitude are arcs, which come nearer to the pole than that.
+    most = max(abs(south), abs(north))
+    arc = math.degrees(math.atan(math.tan(math.radians(most)) / math.cos(math.radians(step / 2)))) - most + 1
+    asked = QueryShape("intersects", shape)
+    for lon, lat in places:
+        east = (lon - west) % 360
+        if min(abs(lat - south), abs(lat - north)) < arc or (
+            abs(lat) < 90 and min(east, 360 - east, abs(east - wide)) < 1
+        ):
+            continue
+        inside = south < lat < north and east < wide
+        assert asked.test(point(lon, lat, "geographic")) == inside, (ring, lon, lat)
+
+
+@settings(max_examples=share.examples(400), deadline=None)
+@given(st.floats(-180, 180), st.floats(-89, 89))
+@example(84.1, -10.87)
+def test_what_lies_opposite_is_as_near_as_its_distance_says(lon: float, lat: float) -> None:
+    there = point(lon, lat, "geographic")
+    opposite = point(lon - 180 if lon > 0 else lon + 180, -lat, "geographic")
+    assert distance(there, opposite) < 3e7
+    assert QueryShape("dwithin", opposite, 3e7).test(there)

@@ -178,15 +178,20 @@ def chord2_of_sines(square: Floats) -> Floats:
     return np.where(np.isfinite(square), 2 * known / (1 + np.sqrt(1 - known)), np.inf)
 
 
-def crossings(q: Floats, r: Floats, start: Floats, end: Floats) -> int:
-    """How many edges the arc from q to r crosses, none of them at an end of it."""
+def crossings(q: Floats, r: Floats, start: Floats, end: Floats) -> tuple[int, float]:
+    """How many edges the arc from q to r crosses, and how far its great circle stays away from their ends: with
+    one on it, it would not be known which of the edges that meet there are crossed. q and r lie on no edge.
+    """
     plane = np.cross(q, r)
+    length = float(np.linalg.norm(plane))
+    if not length:
+        return 0, 0.0
     from_side, to_side = start @ plane, end @ plane
     across = cross(start, end)
     q_side, r_side = across @ q, across @ r
     # They cross where each has its ends on both sides of the other, and on the same half of the sphere.
     crossed = (from_side * to_side < 0) & (q_side * r_side < 0) & (from_side * q_side < 0)
-    return int(np.count_nonzero(crossed))
+    return int(np.count_nonzero(crossed)), float(np.abs(from_side).min() / length)
 
 
 def signed_area(ring: Floats) -> float:

@@ -4,8 +4,10 @@ Theory of operation
 ===================
 An edge's chord is straight in space, so it is clipped against the pyramid of a face, before it is projected.
 The clipped edges of a polygon and the face's square cut the square into areas; each of these is inside or
-outside as a whole, as a point of it tells. That point is asked on the sphere: an arc from it to a point that
-is known to be inside crosses the ring an even number of times, or an odd one.
+outside as a whole, as a point of it tells. That point is asked on the sphere: a way from it to a point that
+is known to be inside crosses the ring an even number of times, or an odd one. That is one arc, or two, none of
+which comes near a corner of the ring, as the shortest way often does: the points asked are middles of faces,
+and corners have round numbers of degrees.
 
 All of this takes milliseconds, and is for what spans a third of the earth or more.
 """
@@ -13,6 +15,8 @@ All of this takes milliseconds, and is for what spans a third of the earth or mo
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -23,8 +27,20 @@ from keytide.geometry.drawn.sphere import Floats, crossings, normals, signed_are
 
 _CLIP: Final = 1.01
 """Edges are clipped somewhat beyond the square, so that they cross its sides."""
-_ELSEWHERE: Final = np.array([0.3617, -0.6381, 0.6797])
-"""Any direction; not that of an axis."""
+_CLEAR: Final = 1e-9
+"""Radians from all corners at which an arc is far from rounding."""
+_TURN: Final = math.pi * (3 - math.sqrt(5))
+
+
+def _direction(number: int, of: int) -> Floats:
+    """One of some directions all over the sphere: a spiral by the golden angle."""
+    height = 1 - (2 * number + 1.4142) / of
+    wide, turned = math.sqrt(1 - height * height), _TURN * number + 0.7351
+    return np.array([wide * math.cos(turned), wide * math.sin(turned), height])
+
+
+_BETWEEN: Final = tuple(_direction(number, 40) for number in range(39))
+"""Where a way of two arcs may lead by."""
 
 
 def clipped(start: Floats, end: Floats, face: int) -> list[Shape]:
@@ -124,9 +140,22 @@ class _Side:
 
     def holds(self, place: Floats) -> bool:
         """Whether a point, not on the ring, is inside."""
+        best, inside = -1.0, False
+        for way in self._ways(place):
+            arcs = [crossings(q, r, self.start, self.end) for q, r in pairwise(way)]
+            clear = min(room for _, room in arcs)
+            if clear > best:
+                best, inside = clear, sum(count for count, _ in arcs) % 2 == 0
+            if best > _CLEAR:
+                break
+        return inside
+
+    def _ways(self, place: Floats) -> Iterator[tuple[Floats, ...]]:
+        """Ways to the point inside: the shortest, then others, whose arcs are shorter than half the sphere."""
         if float(place @ self.within) > -0.9:
-            return crossings(place, self.within, self.start, self.end) % 2 == 0
-        between = np.cross(place, _ELSEWHERE)
-        between = between / np.linalg.norm(between)
-        first = crossings(place, between, self.start, self.end)
-        return (first + crossings(between, self.within, self.start, self.end)) % 2 == 0
+            yield place, self.within
+        across = normals(self.start, self.end)
+        for between in _BETWEEN:
+            apart = min(float(place @ between), float(between @ self.within)) > -0.9
+            if apart and float(np.abs(across @ between).min()) > _CLEAR:
+                yield place, between, self.within
