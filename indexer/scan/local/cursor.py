@@ -63,6 +63,7 @@ class FilteredRead:
         skipped: how many were left out for the offset.
         examined: how many entries were looked at.
         counted: how many there were, when the request only counts.
+        room: bytes of keys and values that may still be given, by the row that exceeds them; None for any.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -71,6 +72,7 @@ class FilteredRead:
     skipped: int = 0
     examined: int = 0
     counted: int = 0
+    room: int | None = None
 
     @property
     def found(self) -> tuple[list[Entry], bool, bytes, int]:
@@ -78,7 +80,7 @@ class FilteredRead:
         return self.entries, self.more, self.reached, self.examined
 
     def take(self, found: Sequence[Entry], request: ReadRequest) -> bool:
-        """Count, leave out or give what was found; whether the limit is reached."""
+        """Count, leave out or give what was found; whether the limit is reached, of rows or of bytes."""
         if not request.paging.limit:
             self.counted += len(found)
             return False
@@ -86,8 +88,18 @@ class FilteredRead:
             left_out = min(request.paging.skip - self.skipped, len(found))
             self.skipped += left_out
             found = found[left_out:]
-        self.entries += found
-        return len(self.entries) >= request.paging.limit
+        full = self.room is not None and found and self._fill(self.room, found)
+        self.entries += found[:full] if full else found
+        return bool(full) or len(self.entries) >= request.paging.limit
+
+    def _fill(self, room: int, found: Sequence[Entry]) -> int:
+        """How many of the rows there is room for, one at least; 0 when some is left behind all of them."""
+        for at, (key, value) in enumerate(found, 1):
+            room -= len(key) + len(value)
+            if room <= 0:
+                return at
+        self.room = room
+        return 0
 
 
 class SliceSearch:
@@ -205,6 +217,7 @@ def search_slice(
     test: Test | None,
     most: int,
     pace: Pace,
+    room: int | None = None,
 ) -> FilteredRead:
     """What a request finds in a slice.
 
@@ -213,12 +226,13 @@ def search_slice(
         test: the request's filter.
         most: entries to look at.
         pace: how much of the node it may take.
+        room: see `FilteredRead`.
 
     Raises:
         OutOfTimeError, GivenUpError: as `Pace.look`.
         InvariantViolationError, UnicodeDecodeError: what is read cannot have been written.
     """
-    result = FilteredRead()
+    result = FilteredRead(room=room)
     spans = list(stretches(request.span, after))
     if not request.shape.distinct:
         _each(snapshot, spans, request, test, most, result, pace)

@@ -33,7 +33,7 @@ class BlockWanted(msgspec.Struct, frozen=True, array_like=True):
     """Arguments of the task; the rest is in the request.
 
     Attributes:
-        bytes: of keys and values; a block has at least one row, and may be larger by some rows.
+        bytes: of keys and values; a block has at least one row, and may be larger by its last one.
         include: whether included columns are wanted.
         columns: whether a `ColumnBlock` is understood.
     """
@@ -162,7 +162,7 @@ def read_block(work: SliceWork) -> bytes:
     request = work.request
     shape = request.shape
     picks = shape.filter or shape.keys or shape.distinct
-    block = _picked(work) if picks else _plain(work, wanted.bytes)
+    block = _picked(work, wanted.bytes) if picks else _plain(work, wanted.bytes)
     if block.entries.values is not None and not wanted.include:
         values = list(map(work.definition.structure.without_columns, block.entries.values.items()))
         block.entries = EntryColumns(block.entries.keys, ByteColumn.of(values) if any(values) else None)
@@ -179,6 +179,8 @@ def _plain(work: SliceWork, most: int) -> EntryBlock:
     rows = size = 0
     spans = list(stretches(request.span, work.after))
     for part in work.snapshot.entry_columns(spans, request.span.reverse, limit):
+        if size + part.size > most:
+            part = part.part(0, _reaching(part, most - size))
         parts.append(part)
         rows += part.rows
         size += part.size
@@ -191,13 +193,21 @@ def _plain(work: SliceWork, most: int) -> EntryBlock:
     return block
 
 
-def _picked(work: SliceWork) -> EntryBlock:
+def _reaching(part: EntryColumns, size: int) -> int:
+    """How many rows of a part, which is larger, make up this size."""
+    ends = part.keys.offsets[1:] - part.keys.offsets[0]
+    if part.values is not None:
+        ends = ends + (part.values.offsets[1:] - part.values.offsets[0])
+    return min(part.rows, int(np.searchsorted(ends, size)) + 1)
+
+
+def _picked(work: SliceWork, most: int) -> EntryBlock:
     """The next entries that pass the filter, or the first of each key."""
     definition, request = work.definition, work.request
     try:
         test = _filters.test(request.span.index, definition, request.shape)
         result = search_slice(
-            work.snapshot, request, work.after, Shape.of(definition), test, _EXAMINED, work.pace
+            work.snapshot, request, work.after, Shape.of(definition), test, _EXAMINED, work.pace, most
         )
     except (InvariantViolationError, UnicodeDecodeError) as error:
         raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
