@@ -33,7 +33,7 @@ import numpy as np
 from indexer.store.files.pages import BRANCH, LEAF, NO_ROOT, NODE, PAGE, TREE
 from indexer.store.formats.records import PUT, REMOVED
 from indexer.store.lmdb.levels import DATA, Level, View
-from indexer.store.lmdb.merge import FIRST_BLOCK, Bounds, live_blocks
+from indexer.store.lmdb.merge import Bounds, few_of, live_blocks
 from keytide.model.byte_columns import (
     PADDING,
     ByteColumn,
@@ -238,7 +238,7 @@ def level_columns(
         except UnusualPagesError:
             pass
     left = [(low, high) for low, high in left if high is None or low < high]
-    for entries in filter(None, live_blocks(views, left, reverse, min(rows, FIRST_BLOCK)) if left else ()):
+    for entries in filter(None, live_blocks(views, left, reverse, min(rows, few_of(views))) if left else ()):
         yield EntryColumns.of(entries)
 
 

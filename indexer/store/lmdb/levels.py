@@ -44,6 +44,8 @@ class View:
     Attributes:
         level: whose.
         commit: number of its transaction, which no other commit of the level has.
+        has_large, has_large_long: whether some values of entries, and of long ones, have pages of their own:
+            they are of about 2 kB and more, without a bound.
     """
 
     def __init__(self, level: LevelFiles) -> None:
@@ -53,13 +55,14 @@ class View:
         self.tables = level.tables
         self.ids = level.ids
         self.folder = level.folder
-        self.has_long = self.has_entries = False
+        self.has_long = self.has_entries = self.has_large = self.has_large_long = False
         for table in level.tables:
-            entries = self._transaction.stat(table)["entries"]
+            status = self._transaction.stat(table)
+            some, large = status["entries"] > 0, status["overflow_pages"] > 0
             if table is level.tables.long:
-                self.has_long = entries > 0
+                self.has_long, self.has_large_long = some, large
             elif table is level.tables.forward:
-                self.has_entries = entries > 0
+                self.has_entries, self.has_large = some, large
         self._holders = 1
 
     def acquire(self) -> View:

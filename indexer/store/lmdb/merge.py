@@ -10,6 +10,10 @@ few sorted runs, is a merge). What lies beyond stays for the next round. One lev
 Long entries come from their own table as a further stream: merged over the levels by long key, sorted within
 each group by entry key (a group is read whole: entries whose first 400 bytes are equal), then merged with the
 main stream as if it were a level.
+
+Blocks are read beyond the end of a span, and cut there: that costs less than to look at every key first. Not
+where values are large (`View.has_large`): what lies behind the end may be a hundred times what was asked for,
+so there a value is copied only when its key lies inside.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ FIRST_BLOCK: Final = 128
 millisecond, in which nobody else of the process gets on; larger ones are not read faster (measured)."""
 LARGEST_BLOCK: Final = 1024
 BLOCK_BYTES: Final = 1 << 20
+FIRST_LARGE: Final = 8
+"""Rows read at first where some values are large, by whoever may want no more."""
 SPAN_BLOCK: Final = 16
 """Rows read at first of one of many spans, which are narrow as a rule."""
 _SAMPLED: Final = 16
@@ -45,9 +51,16 @@ Bounds = tuple[bytes, bytes | None]
 
 
 def table_blocks(
-    cursor: lmdb.Cursor[bytes], low: bytes, high: bytes | None, reverse: bool, first: int
+    cursor: lmdb.Cursor[bytes], low: bytes, high: bytes | None, reverse: bool, first: int, large: bool = False
 ) -> Iterator[list[Row]]:
-    """Rows of one table with low <= key < high, tagged, in blocks."""
+    """Rows of one table with low <= key < high, tagged, in blocks.
+
+    Args:
+        large: whether some values of the table are.
+    """
+    if large and (low if reverse else high is not None):
+        yield from _in_blocks(_inside(cursor, ((low, high),), reverse), first)
+        return
     if reverse:
         rows = cursor.iterprev() if _seek_last(cursor, high) else iter(())
     else:
@@ -68,14 +81,45 @@ def table_blocks(
         return
 
 
+def _inside(cursor: lmdb.Cursor[bytes], spans: Sequence[Bounds], reverse: bool) -> Iterator[Row]:
+    """Rows of some spans, of which no value is copied that lies elsewhere."""
+    value = cursor.value
+    for low, high in spans:
+        if reverse:
+            if not _seek_last(cursor, high):
+                return
+            for key in cursor.iterprev(values=False):
+                if key < low:
+                    break
+                yield key, value()
+        else:
+            if not cursor.set_range(low):
+                return
+            for key in cursor.iternext(values=False):
+                if high is not None and key >= high:
+                    break
+                yield key, value()
+
+
+def _in_blocks(rows: Iterator[Row], first: int) -> Iterator[list[Row]]:
+    """Rows in blocks as `table_blocks` gives them."""
+    size = first
+    while block := list(islice(rows, size)):
+        yield block
+        if len(block) < size:
+            return
+        size = _next_size(size, block)
+
+
 class LmdbLevelCursor:
     """One level's entries (`indexer.store.joint.LevelCursor`)."""
 
-    __slots__ = ("_cursor", "_folder", "_high", "_low", "_reverse", "_rows")
+    __slots__ = ("_cursor", "_folder", "_high", "_large", "_low", "_reverse", "_rows")
 
     def __init__(self, view: View) -> None:
         self._cursor = view.cursor(view.tables.forward)
         self._folder = view.folder
+        self._large = view.has_large
         self._rows: Iterator[Row] = iter(())
         self._low, self._reverse = b"", False
         self._high: bytes | None = None
@@ -84,7 +128,9 @@ class LmdbLevelCursor:
         self._low, self._high, self._reverse = low, high, reverse
         cursor = self._cursor
         try:
-            if reverse:
+            if self._large and (low if reverse else high is not None):
+                self._rows = _inside(cursor, ((low, high),), reverse)
+            elif reverse:
                 self._rows = cursor.iterprev() if _seek_last(cursor, high) else iter(())
             else:
                 self._rows = cursor.iternext() if cursor.set_range(low) else iter(())
@@ -149,7 +195,7 @@ class LmdbLevelCursor:
 
 
 def spans_blocks(
-    cursor: lmdb.Cursor[bytes], spans: Sequence[Bounds], reverse: bool, first: int
+    cursor: lmdb.Cursor[bytes], spans: Sequence[Bounds], reverse: bool, first: int, large: bool
 ) -> Iterator[list[Row]]:
     """Rows of one table that lie in some spans, tagged, in blocks: one walk for many narrow spans. What lies
     between two of them is stepped over or sought past, whichever is less, and of what is read beyond a span
@@ -158,10 +204,14 @@ def spans_blocks(
     Args:
         spans: disjoint, in the direction of the read.
         first: rows of the first block.
+        large: see `table_blocks`.
     """
+    if large and len(spans) > 1:
+        yield from _in_blocks(_inside(cursor, spans, reverse), first)
+        return
     if reverse or len(spans) == 1:
         for low, high in spans:
-            yield from table_blocks(cursor, low, high, reverse, first)
+            yield from table_blocks(cursor, low, high, reverse, first, large)
         return
     found: list[Row] = []
     at, size = 0, SPAN_BLOCK
@@ -281,7 +331,10 @@ def live_blocks(
         spans: disjoint, in the direction of the read.
         first: rows to read at first.
     """
-    sources = [spans_blocks(view.cursor(view.tables.forward), spans, reverse, first) for view in views]
+    sources = [
+        spans_blocks(view.cursor(view.tables.forward), spans, reverse, first, view.has_large)
+        for view in views
+    ]
     with_long = [view for view in views if view.has_long]
     if with_long:
         sources.append(chain.from_iterable(long_blocks(with_long, low, high, reverse) for low, high in spans))
@@ -289,14 +342,20 @@ def live_blocks(
         yield [(key, value[1:]) for key, value in block if value != REMOVED]
 
 
+def few_of(views: Sequence[View]) -> int:
+    """Rows to read at first when it is not known how many are wanted."""
+    return FIRST_LARGE if any(view.has_large for view in views) else FIRST_BLOCK
+
+
 def long_blocks(views: Sequence[View], low: bytes, high: bytes | None, reverse: bool) -> Iterator[list[Row]]:
     """Long entries of several views in entry key order, tagged, one block per group."""
     group_low = low[:LONG_PREFIX]
     group_high = None if high is None else _after_group(high[:LONG_PREFIX])
-    sources = [
-        table_blocks(view.cursor(view.tables.long), group_low, group_high, reverse, FIRST_BLOCK)
-        for view in views
-    ]
+    sources: list[Iterator[list[Row]]] = []
+    for view in views:
+        cursor, large = view.cursor(view.tables.long), view.has_large_long
+        first = FIRST_LARGE if large else FIRST_BLOCK
+        sources.append(table_blocks(cursor, group_low, group_high, reverse, first, large))
     group: list[Row] = []
     prefix = b""
     for key, value in chain.from_iterable(merged_blocks(sources, reverse)):

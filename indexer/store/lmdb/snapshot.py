@@ -18,6 +18,7 @@ from indexer.store.lmdb.merge import (
     FIRST_BLOCK,
     Bounds,
     LmdbLevelCursor,
+    few_of,
     live_blocks,
     merged_blocks,
     table_blocks,
@@ -67,7 +68,7 @@ class LmdbSnapshot:
             return
         wanted = limit
         with self._reading() as views:
-            first = FIRST_BLOCK if limit is None else min(limit, FIRST_BLOCK)
+            first = few_of(views) if limit is None else min(limit, FIRST_BLOCK)
             for block in live_blocks(views, spans, reverse, first):
                 if wanted is None:
                     yield block
