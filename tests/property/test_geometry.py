@@ -546,8 +546,8 @@ def test_an_envelope_is_a_polygon_of_great_circles() -> None:
 @example(187)
 @example(373)
 def test_wide_boxes_of_round_degrees_hold_what_their_bounds_say(seed: int) -> None:
-    """Corners, poles and middles of the cube's faces lie on one great circle then: what is asked on the sphere
-    must not go through a corner. Places are looked at that are some degrees off the sides."""
+    """Corners, poles and middles of the cube's faces lie on one great circle then: what is asked on the
+    sphere must not go through a corner. Places are looked at that are some degrees off the sides."""
     rng = random.Random(seed)
     step = rng.choice((15, 30, 45))
     west, wide = (

@@ -179,8 +179,8 @@ def chord2_of_sines(square: Floats) -> Floats:
 
 
 def crossings(q: Floats, r: Floats, start: Floats, end: Floats) -> tuple[int, float]:
-    """How many edges the arc from q to r crosses, and how far its great circle stays away from their ends: with
-    one on it, it would not be known which of the edges that meet there are crossed. q and r lie on no edge.
+    """How many edges the arc from q to r crosses, and how far its great circle stays away from their ends:
+    with an end on it, nothing tells which of the edges there are crossed. q and r lie on no edge.
     """
     plane = np.cross(q, r)
     length = float(np.linalg.norm(plane))

@@ -5,9 +5,9 @@ Theory of operation
 An edge's chord is straight in space, so it is clipped against the pyramid of a face, before it is projected.
 The clipped edges of a polygon and the face's square cut the square into areas; each of these is inside or
 outside as a whole, as a point of it tells. That point is asked on the sphere: a way from it to a point that
-is known to be inside crosses the ring an even number of times, or an odd one. That is one arc, or two, none of
-which comes near a corner of the ring, as the shortest way often does: the points asked are middles of faces,
-and corners have round numbers of degrees.
+is known to be inside crosses the ring an even number of times, or an odd one. That is one arc, or two, none
+of which comes near a corner of the ring, as the shortest way often does: the points asked are middles of
+faces, and corners have round numbers of degrees.
 
 All of this takes milliseconds, and is for what spans a third of the earth or more.
 """
@@ -151,7 +151,7 @@ class _Side:
         return inside
 
     def _ways(self, place: Floats) -> Iterator[tuple[Floats, ...]]:
-        """Ways to the point inside: the shortest, then others, whose arcs are shorter than half the sphere."""
+        """Ways to the point inside: the shortest, then others, of arcs shorter than half a great circle."""
         if float(place @ self.within) > -0.9:
             yield place, self.within
         across = normals(self.start, self.end)
