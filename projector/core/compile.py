@@ -68,6 +68,7 @@ _GLOBALS: Final[dict[str, object]] = {
     },
     **{name: getattr(semantics, name) for name in ("lower", "upper", "length", "coalesce")},
     "point": meaning.point,
+    "check_point": meaning.check_point,
     **{f"cast_{name}": function for name, function in semantics.CASTS.items()},
 }
 

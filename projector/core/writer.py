@@ -200,8 +200,13 @@ class FunctionWriter:
         """The rest of the function for an index of places: an entry for each cell of one. The cells of all
         documents are found together, behind the loop."""
         definition = self._definition
-        place = self._atom(definition.keys[0].expression)
+        said = definition.keys[0].expression
+        place = self._atom(said)
         self._line(f"if {place} is MISSING or {place} is None:")
+        for node in walk(said):
+            if isinstance(node, Call) and node.function == "point":
+                x, y = map(self._atom, node.arguments)
+                self._line(f"    check_point({x}, {y}, {definition.system})")
         self._line("    leading_key_missing += 1")
         self._line("    continue")
         partition = "None" if definition.partitioned_by_cell else self._partition_key()

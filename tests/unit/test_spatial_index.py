@@ -121,11 +121,54 @@ def test_what_is_no_geometry_is_skipped_with_what_is_wrong() -> None:
 def test_two_fields_are_a_point() -> None:
     definition = definition_of("CREATE INDEX i ON k USING spatial (POINT(lon, p.lat))")
     found = projected(
-        definition, {"lon": -73.778925, "p": {"lat": 40.63980103}}, {"lon": "x", "p": {"lat": 1}}, {"lon": 1}
+        definition,
+        {"lon": -73.778925, "p": {"lat": 40.63980103}},
+        {"lon": 1},
+        {"lon": None, "p": {"lat": "x"}},
+        {"lon": "x"},
     )
     assert found.keys == [cell_key(point_cell(-73.778925, 40.63980103, "geographic"))]
     assert not found.skips
-    assert found.left_out == {"leading-key-missing": 2}
+    assert found.left_out == {"leading-key-missing": 3}
+
+
+@pytest.mark.parametrize(
+    ("key", "options", "told"),
+    [
+        ("POINT(lon, lat)", "", ["longitude '2.3'", "longitude an array", "latitude true", "longitude 200"]),
+        ("POINT(lon, lat)", "WITH (srid=0)", ["x '2.3'", "x an array", "y true", None]),
+        (
+            "COALESCE(at, POINT(lon, lat))",
+            "PARTITION BY RANGE(cell)",
+            ["longitude '2.3'", "longitude an array", "latitude true", "longitude 200"],
+        ),
+    ],
+)
+def test_two_fields_that_are_no_numbers_are_skipped_with_what_is_wrong(
+    key: str, options: str, told: list[str | None]
+) -> None:
+    definition = definition_of(f"CREATE INDEX i ON k USING spatial ({key}) {options}")
+    documents: list[dict[str, Any]] = [
+        {"lon": "2.3", "lat": "48.8"},
+        {"lon": [1], "lat": True},
+        {"lon": 1, "lat": True},
+        {"lon": 200, "lat": 1},
+    ]
+    found = projected(definition, *documents, {"lon": 1, "lat": 2}, {"lon": 1, "lat": None})
+    assert {skip.reason for skip in found.skips} == {"not-a-geometry"}
+    skipped = {skip.ordinal: skip.detail for skip in found.skips}
+    assert sorted(skipped) == [at for at, said in enumerate(told) if said is not None]
+    for at, detail in skipped.items():
+        assert str(told[at]) in detail
+        alone = projected(definition, documents[at])
+        assert [(skip.reason, skip.detail) for skip in alone.skips] == [("not-a-geometry", detail)]
+    assert found.left_out == {"leading-key-missing": 1}
+    for relation in (
+        "ST_Within(POINT(lon, lat), ST_Point(1, 2))",
+        "ST_Distance(POINT(lon, lat), ST_Point(1, 2)) < 5",
+    ):
+        where = definition_of(f"CREATE INDEX i ON k (lat) WHERE {relation}")
+        assert not projected(where, *documents[:3]).skips
 
 
 @given(st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 64).map(lambda bits: max(0, (1 << bits) - 1))))

@@ -18,6 +18,7 @@ import msgspec
 from keytide.collation import MISSING, Value
 from keytide.definition.expression import DistanceTo, PlaceLiteral, Relates
 from keytide.geometry import Geometry, NotAGeometryError, QueryShape, distance, geometry_of, known_geometry
+from keytide.geometry import point as point_of
 from keytide.structure.spatial import frame_of
 
 _KEPT: Final = 64
@@ -78,6 +79,13 @@ def point(x: Value, y: Value) -> Value:
     if type(x) in (int, float) and type(y) in (int, float):
         return {"type": "Point", "coordinates": [x, y]}  # type: ignore[list-item]
     return MISSING if x is MISSING or y is MISSING else None
+
+
+def check_point(x: Value, y: Value, srid: int) -> None:
+    """Raise `NotAGeometryError` if there are two values, of which one is no number: of such a point `point`
+    says NULL, as if the document had none, and who wrote it should hear of it."""
+    if x is not MISSING and y is not MISSING and x is not None and y is not None and point(x, y) is None:
+        point_of(x, y, frame_of(srid))  # this says what is wrong with them
 
 
 def _geometry(value: Any, srid: int) -> Geometry | None:
