@@ -171,6 +171,33 @@ def test_two_fields_that_are_no_numbers_are_skipped_with_what_is_wrong(
         assert not projected(where, *documents[:3]).skips
 
 
+@pytest.mark.parametrize(
+    ("form", "plain"),
+    [
+        ("ST_SetSRID(ST_Point(500, 600), 0)", "ST_Point(500, 600, 0)"),
+        ("ST_SetSRID(ST_MakeEnvelope(0, 0, 1000, 900), 0)", "ST_MakeEnvelope(0, 0, 1000, 900, 0)"),
+        (
+            'ST_SetSRID(ST_GeomFromGeoJSON(\'{"type": "Point", "coordinates": [500, 600]}\'), 0)',
+            "ST_Point(500, 600, 0)",
+        ),
+        ("ST_SetSRID(ST_SetSRID(ST_Point(500, 600), 4326), 0)", "ST_Point(500, 600, 0)"),
+        ("ST_SetSRID(ST_MakeEnvelope(170, -10, -170, 10, 0), 4326)", "ST_MakeEnvelope(170, -10, -170, 10)"),
+        ("ST_SetSRID(ST_MakeEnvelope(170, -10, -170, 10), 0)", "ST_MakeEnvelope(170, -10, -170, 10, 0)"),
+        ("ST_SetSRID(ST_Point(500, 600, 0), 4326)", "ST_Point(500, 600)"),
+        ("ST_SetSRID(ST_Point(1, 2, 7), 0)", "ST_Point(1, 2, 7)"),
+        ("ST_SetSRID(ST_SetSRID(ST_Point(1, 2), 7), 0)", "ST_Point(1, 2, 7)"),
+    ],
+)
+def test_the_system_around_a_place_is_the_one_that_it_is_read_in(form: str, plain: str) -> None:
+    def read(place: str) -> Any:
+        try:
+            return parse_query(f"SELECT id FROM k WHERE ST_DWithin(at, {place}, 5)").where
+        except InvalidStatementError as error:
+            return str(error).partition(" (line ")[0]
+
+    assert read(form) == read(plain)
+
+
 @given(st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 64).map(lambda bits: max(0, (1 << bits) - 1))))
 def test_a_cell_is_partitioned_by_as_its_number_is_encoded(cell: int) -> None:
     assert partition_key_of(cell_key(cell)) == encode_part(cell)

@@ -92,22 +92,29 @@ class PlaceReader(ValueReader):
         path, place = arguments[::-1] if first else arguments
         return self._expression(path), self._place(place), first
 
-    def _place(self, node: exp.Expr) -> PlaceLiteral:
+    def _place(self, node: exp.Expr, said: int | None = None) -> PlaceLiteral:
+        """A place of constants.
+
+        Args:
+            said: the system that ST_SetSRID around it says, whatever it says itself. Its numbers are read in
+                that one alone: those of a plane need not be degrees.
+        """
         name, arguments = _call(node)
-        srid = GEOGRAPHIC_SRID
         if name == "ST_SETSRID":
             if len(arguments) != 2:
                 raise self._error("ST_SetSRID takes a place and a system", node)
-            inner = self._place(arguments[0])
-            made = msgspec.json.decode(inner.geojson)
-            return self._literal(node, self._srid(arguments[1]), lambda frame: geometry_of(made, frame))
+            srid = self._srid(arguments[1])
+            return self._place(arguments[0], srid if said is None else said)
+        srid = GEOGRAPHIC_SRID
         takes = 4 if name == "ST_MAKEENVELOPE" else 1 if name == "ST_GEOMFROMGEOJSON" else 2
         if len(arguments) == takes + 1:
             *arguments, last = arguments
             srid = self._srid(last)
+        if said is not None:
+            srid = said
         if len(arguments) != takes:
-            said = {1: "a GeoJSON geometry in quotes", 2: "a longitude and a latitude"}
-            raise self._error(f"{name} takes {said.get(takes, 'west, south, east and north')}", node)
+            words = {1: "a GeoJSON geometry in quotes", 2: "a longitude and a latitude"}
+            raise self._error(f"{name} takes {words.get(takes, 'west, south, east and north')}", node)
         if takes == 1:
             return self._geojson(node, arguments[0], srid)
         numbers = [self._number(one, "a coordinate") for one in arguments]
