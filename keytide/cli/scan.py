@@ -114,6 +114,10 @@ def scan(
         }
         if all_rows and limit is not None:
             raise CallerError("--all and --limit go against each other", next_step="give one of them")
+        if nearest is not None and limit is not None:
+            raise CallerError(
+                "--nearest and --limit go against each other", next_step="say how many by --nearest"
+            )
         with reader(node, url, data_dir, timeout) as client:
             if count:
                 _count(client, index, selection, as_json)

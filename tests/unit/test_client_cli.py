@@ -81,6 +81,11 @@ def test_the_selection(node: str) -> None:
     assert json.loads(late.stdout)["type"] == "timestamp-not-reached"
 
 
+def test_how_many_of_the_nearest_is_said_once(node: str) -> None:
+    told = scan(node, "--near", "1,2", "--nearest", "50", "--limit", "5", status=1).output
+    assert "--nearest and --limit go against each other" in told
+
+
 BROKEN = [
     *(
         '["Bonn"',

@@ -253,6 +253,28 @@ def test_a_system_without_a_place_is_refused(other: dict[str, Any]) -> None:
     assert ScanRequest(srid=0, within=BOX).srid == 0
 
 
+@pytest.mark.parametrize("place", ["within", "contains", "intersects", "near"])
+def test_what_says_nothing_of_a_place_is_refused_beside_one(place: str) -> None:
+    asked: Any = Near(point=[1, 1], metres=5) if place == "near" else BOX
+    for kind in (ScanRequest, CountRequest):
+        with pytest.raises(ValueError, match="`inclusion` is of `low` and `high`"):
+            kind(inclusion="low", **{place: asked})
+        assert kind(**{place: asked}).place_member == place
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        *({"types": {"n": "text"}}, {"types": {}}, {"order": "any"}, {"limit": 5}, {"offset": 1}),
+        *({"reverse": True}, {"distinct": True}, {"validate": True}, {"page": "x"}),
+    ],
+)
+def test_what_does_not_go_with_the_nearest_is_refused(other: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="gives the nearest, nearest first, in one answer"):
+        ScanRequest(near=Near(point=[1, 1], limit=5), **other)
+    assert ScanRequest(near=Near(point=[1, 1], limit=5), order="key").nearest == 5
+
+
 def test_other_indexes_find_no_places_and_places_have_no_values() -> None:
     world = World("CREATE INDEX by_place ON users (place) WITH (slices=2)", node_count=1)
     world.commit(1, {"by_place": []})

@@ -194,13 +194,16 @@ class Question(Moment, frozen=True):
 
 
 def check_places(one: Question) -> None:
-    """Raise `ValueError` if a question is about several places, or keys as well, or about a system alone."""
+    """Raise `ValueError` if a question is about several places, or keys as well (or says which bounds of keys
+    it takes), or about a system alone."""
     places = [name for name in PLACES if getattr(one, name) is not None]
     keys = [name for name in (*_KEYS, "prefix", "spans") if getattr(one, name) is not None]
     if len(places) > 1 or (places and keys):
         raise ValueError(f"give one of {', '.join(f'`{name}`' for name in [*places, *keys])}, not several")
     if one.srid is not None and not places:
         raise ValueError(f"`srid` is of a place: give one of {', '.join(f'`{name}`' for name in PLACES)}")
+    if places and one.inclusion != "both":
+        raise ValueError(f"`inclusion` is of `low` and `high`: leave it out beside `{places[0]}`")
 
 
 def check_bounds(one: SpanRequest | Question) -> None:
@@ -247,17 +250,12 @@ class ScanRequest(Question, frozen=True):
             raise ValueError("a `distinct` row stands for many documents: it cannot be validated")
         if self.page is not None and self.at is not None:
             raise ValueError("a page token names its snapshot: leave out `at`")
-        if self.nearest is not None and (
-            self.distinct
-            or self.reverse
-            or self.offset
-            or self.limit is not None
-            or self.validate
-            or self.page is not None
-        ):
+        said = self.distinct or self.reverse or self.offset or self.validate or self.order != "key"
+        given = (self.limit, self.page, self.types)
+        if self.nearest is not None and (said or any(one is not None for one in given)):
             raise ValueError(
                 "`near` with `limit` gives the nearest, nearest first, in one answer: leave out `limit` "
-                "outside of it, `offset`, `reverse`, `distinct` and `validate`"
+                "outside of it, `offset`, `reverse`, `distinct`, `validate`, `page`, `types` and `order`"
             )
 
 
