@@ -63,6 +63,10 @@ def scan(
     ] = None,
     metres: Annotated[float | None, typer.Option(min=0, help="how far from --near at most")] = None,
     nearest: Annotated[int | None, typer.Option(min=1, help="so many, the nearest to --near first")] = None,
+    srid: Annotated[
+        int | None,
+        typer.Option(help="the system that the place is in: refused if that of the index is another one"),
+    ] = None,
     reverse: Annotated[bool, typer.Option("--reverse", help="descending")] = False,
     distinct: Annotated[bool, typer.Option("--distinct", help="one row per key")] = False,
     limit: Annotated[
@@ -106,6 +110,7 @@ def scan(
             "contains": _place("--contains", contains),
             "intersects": _place("--intersects", intersects),
             "near": _near(near, metres, nearest),
+            "srid": srid,
             "distinct": distinct or None,
             "consistency": "tip" if tip else None,
             "at_least": _json("--at-least", at_least, dict),

@@ -81,6 +81,19 @@ def test_the_selection(node: str) -> None:
     assert json.loads(late.stdout)["type"] == "timestamp-not-reached"
 
 
+def test_the_system_of_a_place_may_be_said() -> None:
+    world = World("CREATE INDEX by_place ON users USING spatial (at)", node_count=1)
+    world.commit(5, {"by_place": [Doc([{"type": "Point", "coordinates": [1, 2]}], "u1")]})
+    with serving(world.views["n0"], load_settings()) as url:
+        place = ("--within", "0,0,3,3")
+        for more in ((), ("--count",), ("--all",)):
+            given = scan(url, *place, "--srid", "4326", *more, index="by_place").stdout
+            assert ("1 entries" if more == ("--count",) else "u1") in given
+            told = scan(url, *place, "--srid", "0", *more, status=1, index="by_place").output
+            assert "4326" in told
+        assert "of a place" in scan(url, "--srid", "0", status=1, index="by_place").output
+
+
 def test_how_many_of_the_nearest_is_said_once(node: str) -> None:
     told = scan(node, "--near", "1,2", "--nearest", "50", "--limit", "5", status=1).output
     assert "--nearest and --limit go against each other" in told

@@ -109,6 +109,15 @@ def test_options_that_cannot_be_say_so(given: dict[str, str], told: str) -> None
         Options.read(given)
 
 
+def test_the_system_of_a_place_is_an_option() -> None:
+    given = {"url": URL, "index": "i", "within": "[1, 2, 3, 4]"}
+    assert Options.read({**given, "srid": "0"}).selection == {"within": [1, 2, 3, 4], "srid": 0}
+    with pytest.raises(OptionError, match="srid takes a whole number"):
+        Options.read({**given, "srid": "plane"})
+    with pytest.raises(OptionError, match="either `where` or `srid`"):
+        Options.read({"url": URL, "index": "i", "where": "n = 1", "srid": "0"})
+
+
 def test_secrets_of_options_are_not_shown() -> None:
     given = {"url": URL, "index": "i", "token": "s3cret", "session": "seen", "types": "{}"}
     shown = repr(Options.read(given)) + repr(Options.read({"url": URL, "index": "i", "at": "held"}, "other"))
@@ -528,6 +537,7 @@ def placed(request: pytest.FixtureRequest) -> Iterator[Served]:
         {"where": "ST_Within(at, ST_MakeEnvelope(7.05, 50.05, 7.35, 50.25))"},
         {"where": "ST_Intersects(ST_MakeEnvelope(7.05, 50.05, 7.35, 50.25), at)"},
         {"within": "[7.05, 50.05, 7.35, 50.25]"},
+        {"within": "[7.05, 50.05, 7.35, 50.25]", "srid": "4326"},
     ],
 )
 def test_a_condition_on_a_place_is_read_by_all_tasks_and_each_document_once(

@@ -14,10 +14,19 @@ DEFAULT_LEASE_S: Final = 600
 a forgotten one may keep nodes from using disk again."""
 
 _PLACES: Final = ("within", "contains", "intersects", "near")
-SELECTION: Final[tuple[str, ...]] = ("equals", "low", "high", "inclusion", "prefix", "spans", *_PLACES)
+SELECTION: Final[tuple[str, ...]] = (
+    "equals",
+    "low",
+    "high",
+    "inclusion",
+    "prefix",
+    "spans",
+    *_PLACES,
+    "srid",
+)
 MOMENT: Final[tuple[str, ...]] = ("at_least", "session", "max_staleness_ms", "timeout_ms")
 _WORDS: Final = ("inclusion", "prefix", "session", "consistency")
-_NUMBERS: Final = ("max_staleness_ms", "timeout_ms", "lease_s")
+_NUMBERS: Final = ("srid", "max_staleness_ms", "timeout_ms", "lease_s")
 _LISTS: Final = ("equals", "low", "high", "spans")
 _OBJECTS: Final = ("at_least", "types")
 NAMES: Final = tuple(
