@@ -47,7 +47,8 @@ class FakeCluster:
     """One projector over one keyspace, and indexer nodes.
 
     Attributes:
-        acked: next offset by source partition that the projector reports.
+        acked: next offset by source partition that the projector reports. After a rollback it begins again
+            where that went back to, like every projector: else it would report what was lost as its own.
         stamps: (offset in control, message) of every timestamp heard, in order.
         published: every common number heard.
         silent: nodes that say nothing for now.
@@ -66,6 +67,7 @@ class FakeCluster:
         self.states: dict[int, str] = {}
         self.horizon = -1
         self._nodes = nodes
+        self._begun = 0
         self._held: dict[str, int] = {}
         self._topics = Topics(settings.cluster)
         self._catalog = CatalogReader(settings)
@@ -155,6 +157,11 @@ class FakeCluster:
     def _beat(self) -> None:
         keyspace = self._catalog.catalog.keyspace(self.keyspace)
         if keyspace is not None:
+            if keyspace.incarnation != self._begun:
+                self._begun = keyspace.incarnation
+                rollbacks = self._catalog.catalog.rollbacks(self.keyspace)
+                back = rollbacks[-1].timestamp if rollbacks else Timestamp()
+                self.acked = {partition: back.offset(partition) for partition in self.acked}
             self.send_progress(keyspace.version, keyspace.topic_id, keyspace.incarnation)
             for partition, offset in self.acked.items():
                 self.report(Activated(self.keyspace, "p1", partition, keyspace.version, offset, 0))
