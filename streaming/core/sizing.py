@@ -63,13 +63,15 @@ def documents(start: Mapping[int, int], end: Mapping[int, int]) -> int:
 def cut(start: Mapping[int, int], end: Mapping[int, int], most: int) -> dict[int, int]:
     """Where a micro-batch of about `most` offsets from `start` on ends: the same share of each partition.
 
-    Never past `end`, and never without anything while there is something.
+    Never past `end`, and never without anything while there is something. A partition that is planned to less
+    than it has been read to stays where it is: Spark cuts its plans by what the source has, and who died
+    before has planned when it had something else.
     """
-    whole, ends = documents(start, end), dict(sorted(end.items()))
+    whole, ends = documents(start, end), {p: max(stop, start.get(p, 0)) for p, stop in sorted(end.items())}
     if whole <= most:
         return ends
-    shares = {p: -(-max(0, stop - start.get(p, 0)) * most // whole) for p, stop in ends.items()}
-    return {p: min(max(stop, start.get(p, 0)), start.get(p, 0) + shares[p]) for p, stop in ends.items()}
+    begins = {p: start.get(p, 0) for p in ends}
+    return {p: begins[p] + -(-(stop - begins[p]) * most // whole) for p, stop in ends.items()}
 
 
 class Sizing:

@@ -33,6 +33,37 @@ def test_a_piece_is_of_all_partitions_and_never_nothing(
         assert pieces <= -(-sum(lengths.values()) // most) + 1
 
 
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 40), min_size=3, max_size=3), st.integers(1, 30), st.booleans())
+    )
+)
+def test_micro_batches_follow_one_another_whatever_is_planned(
+    plans: list[tuple[list[int], int, bool]],
+) -> None:
+    """A driver that goes on may plan less of a partition than one before it has read: Spark cuts its plans
+    by what the source has of each partition, and that has grown meanwhile."""
+    kept = KeptJournal()
+    status, position = kept.status(), dict.fromkeys(range(3), 0)
+    status.resume(-1, Timestamp.of(position), Timestamp())
+    for ends, most, dies in plans:
+        while (
+            batch := status.next_batch(dict.fromkeys(range(3), 0), dict(enumerate(ends)), most)
+        ) is not None:
+            assert batch.start == position
+            assert all(batch.end[p] >= offset for p, offset in position.items())
+            position = batch.end
+            status.settle_batch(Timestamp.of(position), batch)
+            status.finish_batch(
+                batch.number, Timestamp.of(position), [], SettledBatch([], [], 1, b"", {}, {})
+            )
+        if dies and status.journal.newest is not None:
+            status = kept.status()
+            newest = status.journal.newest
+            assert newest is not None
+            status.resume(newest.finished, Timestamp.of(newest.reached), Timestamp())
+
+
 def test_the_first_piece_is_the_largest_unless_a_driver_died_in_it() -> None:
     sizing = Sizing(2_000_000, 1_000, 30)
     assert (sizing.size, sizing.struck()) == (2_000_000, 2_000_000 // SHRINK)
