@@ -391,6 +391,8 @@ class Readers:
             if isinstance(error, HistoryChangedError):
                 world.seen["history changed"] += 1
                 session.forget()
+            elif isinstance(error, PageSnapshotGoneError):
+                raise BrokenError("Stable", f"a {what} that names no snapshot hears that its own is gone")
             else:
                 world.seen[f"{what} {type(error).__name__}"] += 1
 

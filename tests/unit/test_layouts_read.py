@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from indexer.scan.plan.errors import PageSnapshotGoneError
+from indexer.scan.plan.errors import IndexNotReadyError, PageSnapshotGoneError
 from indexer.scan.query.queries import QueryService
 from indexer.scan.query.request import QueryRequest
 from indexer.scan.request.request import HoldRequest
@@ -204,6 +204,29 @@ def test_a_scan_that_waits_is_answered_from_the_layout_that_it_began_with() -> N
         take_over(world)
         world.tell()
         assert len((await waiting)["rows"]) == 35
+
+    run(test, world)
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_scan_that_waits_for_a_layout_that_goes_is_to_ask_again(replaced: bool) -> None:
+    """It has named no layout, and has seen nothing of the one that it waits for."""
+    world = made()
+
+    async def test(services: ByNode) -> None:
+        waiting = asyncio.ensure_future(ask(services["n0"], at_least={0: 2}, timeout_ms=20_000))
+        await asyncio.sleep(0)  # (it waits)
+        if replaced:
+            take_over(world)
+            drop_old(world)
+        else:
+            drop_old(world)
+            world.record(replace(world.create(NEW, replaces="by_city-1"), replaces=""))
+            world.commit(2, {"by_city": people(40)})
+        with pytest.raises(IndexNotReadyError, match="replaced, or dropped and made again") as caught:
+            await waiting
+        assert caught.value.next_step == "try again"
+        assert len((await ask(services["n0"], at_least={0: 2}, limit=100))["rows"]) == 40
 
     run(test, world)
 

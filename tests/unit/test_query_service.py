@@ -447,6 +447,37 @@ def test_an_index_that_is_being_built_is_told_from_one_that_is_not_there() -> No
     run(work)
 
 
+@pytest.mark.parametrize("another", [True, False])
+def test_an_index_that_is_dropped_while_a_query_waits_for_it_was_never_named_by_it(another: bool) -> None:
+    """The query names the keyspace: another index may have come meanwhile, or none serves."""
+
+    async def work(ask: Ask, made: World) -> None:
+        zips = "CREATE INDEX {} ON users (zip)"
+        made.create(zips.format("by_zip"), state="BUILDING")
+        reads, waits = ask.services["n0"].shared, asyncio.Event()  # type: ignore[attr-defined]
+        ready_index = reads.ready_index
+
+        async def ready(*asked: Any) -> Any:
+            waits.set()
+            return await ready_index(*asked)
+
+        reads.ready_index = ready
+        waiting = asyncio.ensure_future(ask("SELECT id FROM users WHERE zip = 1"))
+        await waits.wait()
+        if another:
+            made.create(zips.format("zip_too"))
+            made.commit(2, {"zip_too": [Doc([1], "u"), Doc([2], "v")]})
+        made.change("by_zip", state="DROPPING", placement=[])
+        if another:
+            assert (await waiting)["rows"] == [["u"]]
+            return
+        with pytest.raises(NoIndexError) as caught:
+            await waiting
+        assert caught.value.problem()["create_index"] == zips.format("by_zip_2")  # (that goes)
+
+    run(work)
+
+
 def test_wrong_statements_are_refused_with_their_place() -> None:
     async def work(ask: Ask, _: World) -> None:
         for text in ("SELECT", "DROP INDEX by_city", "SELECT a FROM users WHERE", "EXPLAIN"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from indexer.scan.peer.messages import TIP
@@ -236,17 +237,16 @@ class IndexDirectory:
         return now if build is not None and build.seed == index.id else None
 
     def again(self, index: Scannable) -> Scannable:
-        """The same index as the catalog has it now.
+        """The same index as the catalog has it now, for who has named none of its layouts.
 
         Raises:
-            KeytideError: it is gone, or not READY any more.
+            UnknownIndexError, IndexNotReadyError: it is gone; another one has its name, or it is not READY.
         """
-        now = self.index(self.name(index), index.id)
-        if now.id != index.id:
-            raise IndexNotReadyError(
-                f"index {index.name} was dropped and created again meanwhile", next_step="try again"
-            )
-        return now
+        with suppress(PageSnapshotGoneError):
+            if (now := self.index(self.name(index), index.id)).id == index.id:
+                return now
+        story = f"index {index.name} was replaced, or dropped and made again, meanwhile"
+        raise IndexNotReadyError(story, next_step="try again")
 
     def newest_stamp(
         self, index: Scannable, moment: Moment, seen: Seen, at_least: dict[int, int]

@@ -11,6 +11,7 @@ looked up by its id once the plan is there, and read if it still serves; else th
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -96,7 +97,8 @@ class IndexChooser:
             if only is not None:
                 none.next_step = f"leave `at` out: it is of another index; or {none.next_step}"
             for name in _unready(select, candidates):
-                await self._shared.ready_index(name, request, gone)
+                with suppress(UnknownIndexError):  # (it was dropped: the query has not named it)
+                    await self._shared.ready_index(name, request, gone)
                 return await self._planned(select, await self._candidates(select.keyspace, only))
             raise
 

@@ -344,7 +344,7 @@ class OpenTail:
             while True:
                 with self._shared.notifier.listening() as heard:
                     number = self._shared.view.published(self._index.id)
-                    history = self._shared.directory.again(self._index).history
+                    history = self._shared.directory.index(self._name(), self._index.id).history
                     stamp = self._newest.held.stamp
                     if not history.number_holds(stamp.number, stamp.incarnation):
                         return True  # `later_moment` says what happened
