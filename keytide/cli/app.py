@@ -16,7 +16,16 @@ from keytide.cli.admin import Admin, coordinator, rest
 from keytide.cli.calls import asks, listed, titled
 from keytide.cli.data_folder import running_pid
 from keytide.cli.nodes import reader
-from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url, json_file, look_s, set_patience
+from keytide.cli.options import (
+    DEFAULT_DATA_DIR,
+    DataDir,
+    Json,
+    Url,
+    check_alone,
+    json_file,
+    look_s,
+    set_patience,
+)
 from keytide.cli.output import details, err, friendly_errors, out, print_json, table
 from keytide.cli.plug_ins import CommandGroup
 from keytide.cli.scan import scan
@@ -160,6 +169,8 @@ def index_build(
     as_json: bool = False,
 ) -> Any:
     """Build deferred indexes of one keyspace together, reading the source once."""
+    if verify_full:
+        check_alone("--verify-full", "give one of them", no_verify=verify is False)
     body: dict[str, Any] = {"indexes": names}
     if rate is not None:
         body["rate_limit"] = rate

@@ -32,6 +32,18 @@ DataDir = Annotated[
 DEFAULT_DATA_DIR: Final = Path("keytide-data")
 
 
+def check_alone(what: str, next_step: str, **beside: object) -> None:
+    """Raise `CallerError` if options are given that mean nothing beside something else.
+
+    Args:
+        what: that is.
+        beside: what was given for each of the options, by its name.
+    """
+    given = [f"--{name.replace('_', '-')}" for name, value in beside.items() if value]
+    if given:
+        raise CallerError(f"{what} takes no {' and no '.join(given)}", next_step=next_step)
+
+
 def json_file(path: Path) -> dict[str, Any]:
     """The JSON object in a file.
 

@@ -20,7 +20,7 @@ import msgspec
 import typer
 
 from keytide.cli.nodes import reader
-from keytide.cli.options import DEFAULT_DATA_DIR, AtLeast, DataDir, Json, Tip, Url
+from keytide.cli.options import DEFAULT_DATA_DIR, AtLeast, DataDir, Json, Tip, Url, check_alone
 from keytide.cli.output import err, friendly_errors, out, print_json, rows_progress, table
 from keytide.client import Client, Count, Page, TypeChangedError
 from keytide.errors import CallerError
@@ -91,7 +91,7 @@ def scan(
     validate: Annotated[
         bool, typer.Option("--validate", help="ask the primary, and leave out rows that are stale")
     ] = False,
-    count: Annotated[bool, typer.Option("--count", help="only count")] = False,
+    count: Annotated[bool, typer.Option("--count", help="only count what is selected")] = False,
     node: Annotated[str | None, typer.Option(help="scan endpoint of a node; any, without it")] = None,
     url: Url = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
@@ -117,6 +117,17 @@ def scan(
             "max_staleness_ms": max_staleness,
             "timeout_ms": timeout,
         }
+        if count:
+            check_alone(
+                "--count",
+                "leave that out: a count is of all that is selected",
+                limit=limit,
+                offset=offset,
+                reverse=reverse,
+                validate=validate,
+                form=form,
+                to=to,
+            )
         if all_rows and limit is not None:
             raise CallerError("--all and --limit go against each other", next_step="give one of them")
         if nearest is not None and limit is not None:

@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from keytide.cli.admin import coordinator
 from keytide.cli.nodes import reader
-from keytide.cli.options import DEFAULT_DATA_DIR, AtLeast, DataDir, Json, Tip, Url
+from keytide.cli.options import DEFAULT_DATA_DIR, AtLeast, DataDir, Json, Tip, Url, check_alone
 from keytide.cli.output import details, err, friendly_errors, out, print_json, table
 from keytide.client import Client
 from keytide.errors import CallerError
@@ -57,6 +57,8 @@ def sql(
     runner = _Runner(url, data_dir, node, moment, rows, wait, as_json)
     try:
         if statement is not None:
+            with friendly_errors(as_json):
+                _check_of_query(first_word(statement), rows is not None, tip, at_least is not None)
             runner.run(statement)
         elif at_terminal():
             _prompt(runner.run)
@@ -75,6 +77,16 @@ def first_word(text: str) -> str:
     """The word that a statement begins with, in capitals; spaces and comments may stand before it."""
     found = _FIRST_WORD.match(text)
     return found[1].upper() if found else ""
+
+
+def _check_of_query(word: str, rows: bool, tip: bool, at_least: bool) -> None:
+    """Raise `CallerError` if options of queries are given for a statement (with this first word) to which
+    they say nothing. (In a script they are for the queries among others.)"""
+    if word not in QUERIES:
+        what = "a statement other than SELECT and EXPLAIN"
+        check_alone(what, "leave it out: it is of queries", tip=tip, at_least=at_least, rows=rows)
+    if word == "EXPLAIN":
+        check_alone(word, "leave it out: a plan has no rows", rows=rows)
 
 
 class _Runner:

@@ -120,6 +120,14 @@ def test_how_a_build_is_verified(answers: list[Coordinator], options: tuple[str,
         assert BuildSettings.model_validate({"verify": str(verify).lower()}).verify == verify
 
 
+def test_a_build_is_not_verified_in_two_ways(answers: list[Coordinator]) -> None:
+    answers.append(Coordinator(STATE))
+    command = ["index", "build", "by_city", "--no-verify", "--verify-full"]
+    told = run_command([*command, "--url", "http://127.0.0.1:1"])
+    assert (told.exit_code, answers[0].asked) == (1, [])
+    assert "--verify-full takes no --no-verify" in told.stderr
+
+
 def test_a_build_is_waited_for_to_its_end(answers: list[Coordinator]) -> None:
     answers.append(Coordinator(STATE, {**STATE, "paused": "a [disk] is full"}, {**STATE, "state": "READY"}))
     told = run_command(["build", "wait", "b7", "--json"])

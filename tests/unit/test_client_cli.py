@@ -76,6 +76,7 @@ def test_the_selection(node: str) -> None:
     assert [row["key"] for row in keys] == [["Zürich", 95], ["Zürich", 99]]
     moment = ("--at-least", '{"0": 5}', "--max-staleness", "3600000", "--timeout", "900")
     assert json.loads(scan(node, *moment, "--count", "--json").stdout)["count"] == 100
+    assert json.loads(scan(node, "--all", "--count", "--json").stdout)["count"] == 100, "as without --all"
     assert "0 entries" in scan(node, "--equals", "NaN", "--count").stdout, "a word: JSON has no such number"
     late = scan(node, "--at-least", '{"0": 6}', "--timeout", "50", "--json", status=1)
     assert json.loads(late.stdout)["type"] == "timestamp-not-reached"
@@ -221,6 +222,10 @@ def test_a_file_that_is_not_whole_has_no_name(node: str, tmp_path: Path) -> None
         (("--at-least", "[1]"), "--at-least must be an object"),
         (("--inclusion", "all"), "inclusion"),
         (("--validate",), "validate rows of users"),
+        (("--count", "--limit", "3"), "--count takes no --limit"),
+        (("--count", "--offset", "3", "--reverse"), "--count takes no --offset and no --reverse"),
+        (("--count", "--validate", "--all"), "--count takes no --validate"),
+        (("--count", "--form", "json", "--to", "rows"), "--count takes no --form and no --to"),
     ],
 )
 def test_what_it_refuses(node: str, arguments: tuple[str, ...], why: str) -> None:

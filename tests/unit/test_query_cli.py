@@ -83,6 +83,25 @@ def test_explain_is_readable(node: str) -> None:
     assert json.loads(run(text, "--node", node, "--json").stdout)["index"] == "by_city"
 
 
+@pytest.mark.parametrize(
+    ("statement", "options", "against"),
+    [
+        ("DROP INDEX x", ("--tip", "--at-least", '{"0": 1}'), "a statement other than SELECT and EXPLAIN"),
+        ("DROP INDEX x", ("--rows", "5"), "a statement other than SELECT and EXPLAIN"),
+        ("EXPLAIN SELECT id FROM users", ("--rows", "5"), "EXPLAIN"),
+    ],
+)
+def test_options_that_would_mean_nothing_are_refused(
+    statement: str, options: tuple[str, ...], against: str
+) -> None:
+    """Of one statement: in a script they are for the queries among others."""
+    nowhere = ("--url", "http://127.0.0.1:1", "--node", "http://127.0.0.1:1", "--json")
+    told = json.loads(run(statement, *options, *nowhere, status=1).stdout)
+    names = " and no ".join(one for one in options if one.startswith("--"))
+    assert told["detail"] == f"{against} takes no {names}"
+    assert told["next_step"]
+
+
 def test_errors_say_what_to_do(node: str) -> None:
     refused = run("SELECT zip FROM users WHERE zip = 1", "--node", node, status=1)
     assert "CREATE INDEX by_zip ON users (zip)" in refused.output.replace("\n", " ")
