@@ -237,6 +237,17 @@ def test_pages_and_sessions_in_a_query_string(endpoint: Endpoint) -> None:
     assert [row["id"] for row in second["rows"]] == [row["id"] for row in endpoint.get().json()["rows"][7:14]]
 
 
+@pytest.mark.parametrize("stretch", [{}, {"equals": ["Boston"]}, {"prefix": "Bo"}, {"spans": [{}]}])
+def test_both_bounds_may_always_be_said_to_belong_to_the_range(
+    endpoint: Endpoint, stretch: dict[str, Any]
+) -> None:
+    """It is what holds unless something else is said: who always sends it is not refused."""
+    said = endpoint.post(**stretch, inclusion="both").json()["rows"]
+    assert said == endpoint.post(**stretch).json()["rows"]
+    told = problem(endpoint.post(**stretch, inclusion="low"), 422, "invalid-request")
+    assert "`inclusion` is of `low` and `high`" in told["detail"]
+
+
 # --- errors -----------------------------------------------------------------------------------------------
 
 
@@ -253,7 +264,10 @@ def test_pages_and_sessions_in_a_query_string(endpoint: Endpoint) -> None:
         b'{"prefix": "a", "high": ["a"]}', b'{"equals": [NaN]}', b'{"equals": [1e999]}',
         b'{"equals": [' + b"9" * 5000 + b"]}", b'{"equals": ["\\ud800"]}', b'{"page": 5}', b'{"session": 5}',
         b'{"equals": [' + b"[" * 100_000 + b"]" * 100_000 + b"]}",
-        b'{"consistency": "tip", "max_staleness_ms": 1}',
+        b'{"consistency": "tip", "max_staleness_ms": 1}', b'{"inclusion": "low"}',
+        b'{"equals": ["a"], "inclusion": "low"}', b'{"prefix": "a", "inclusion": "neither"}',
+        b'{"spans": [{"low": ["a"]}], "inclusion": "high"}',
+        b'{"spans": [{"equals": ["a"], "inclusion": "low"}]}',
     ],
 )  # fmt: skip
 def test_requests_that_are_not_understood(endpoint: Endpoint, body: bytes) -> None:

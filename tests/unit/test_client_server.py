@@ -179,6 +179,17 @@ def test_a_held_snapshot_stays_while_others_come_and_go(served: Served, both: Bo
     both(work)
 
 
+def test_which_bounds_belong_to_a_range_is_not_said_without_one(both: Both) -> None:
+    def work(client: Any, wait: Callable[[Any], Any]) -> None:
+        for ask in (client.page, client.count):
+            with pytest.raises(CallerError, match="`inclusion` is of `low` and `high`") as caught:
+                wait(ask("by_city", equals=["Bonn"], inclusion="low"))
+            assert caught.value.problem_type == "invalid-request"
+        assert wait(client.count("by_city", low=["Bonn"], inclusion="high")).count == 200
+
+    both(work)
+
+
 def test_writes_are_waited_for(served: Served) -> None:
     with Client(served.urls) as client:
         writes = Writes("users")

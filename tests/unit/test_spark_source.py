@@ -676,6 +676,7 @@ def test_an_index_without_rows(served: Served) -> None:
         ({"lease_s": "99999"}, "", "lease_s 99999"),
         ({"at": "forged"}, "invalid-token", "token"),
         ({"equals": '["a", 1, 2]'}, "", "3 key parts were given, the index has 2"),
+        ({"prefix": "Bo", "inclusion": "low"}, "invalid-request", "`inclusion` is of `low` and `high`"),
     ],
 )
 def test_what_nodes_refuse_is_told_at_once(

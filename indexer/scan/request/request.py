@@ -33,7 +33,7 @@ Equals = Annotated[
 ]
 Low = Annotated[KeyParts | None, Meta(description="lower bound: leading key parts")]
 High = Annotated[KeyParts | None, Meta(description="upper bound: leading key parts")]
-Bounds = Annotated[Inclusion, Meta(description="which of the bounds belong to the range")]
+Bounds = Annotated[Inclusion, Meta(description="which of the bounds `low` and `high` belong to the range")]
 Prefix = Annotated[
     str | None,
     Meta(description="strings that begin so, in the key part after `equals` (without it the first)"),
@@ -194,21 +194,20 @@ class Question(Moment, frozen=True):
 
 
 def check_places(one: Question) -> None:
-    """Raise `ValueError` if a question is about several places, or keys as well (or says which bounds of keys
-    it takes), or about a system alone."""
+    """Raise `ValueError` if a question is about several places, or keys as well, or about a system alone."""
     places = [name for name in PLACES if getattr(one, name) is not None]
     keys = [name for name in (*_KEYS, "prefix", "spans") if getattr(one, name) is not None]
     if len(places) > 1 or (places and keys):
         raise ValueError(f"give one of {', '.join(f'`{name}`' for name in [*places, *keys])}, not several")
     if one.srid is not None and not places:
         raise ValueError(f"`srid` is of a place: give one of {', '.join(f'`{name}`' for name in PLACES)}")
-    if places and one.inclusion != "both":
-        raise ValueError(f"`inclusion` is of `low` and `high`: leave it out beside `{places[0]}`")
 
 
 def check_bounds(one: SpanRequest | Question) -> None:
-    """Raise `ValueError` if a stretch is bounded in two ways."""
+    """Raise `ValueError` if a stretch is bounded in two ways, or says which of no bounds it takes."""
     if one.low is None and one.high is None:
+        if one.inclusion != "both":
+            raise ValueError("`inclusion` is of `low` and `high`: leave it out, or give one of them")
         return
     if one.equals is not None:
         raise ValueError("give either `equals` or `low`/`high`, not both")
