@@ -117,6 +117,10 @@ class Commands:
                     wanted = like_before(definition, said, old)
                     text, index, build, out = replace_index(self._builds, old, wanted, source, now)
                     return self._done(now, text, index, build, out=out)
+                if fault := definition.slices_fault:
+                    raise CallerError(
+                        fault[0], status=422, problem_type="invalid-statement", next_step=fault[1]
+                    )
                 if self._default_replicas and "replicas" not in said:
                     definition = altered(definition, replicas=self._default_replicas)
                 return self.create(definition, if_not_exists, source, now)

@@ -269,6 +269,19 @@ class IndexDefinition(msgspec.Struct, frozen=True):
         return tuple(encode_part(split.value) for split in self.given_splits)
 
     @property
+    def slices_fault(self) -> tuple[str, str] | None:
+        """What is wrong with how many slices there are, as `partition_fault` says it."""
+        if self.slices <= MAX_SLICES:
+            return None
+        spread = self.slices_by_partition
+        each = spread[0] if len(set(spread)) == 1 else spread
+        return (
+            f"{len(spread)} partitions of {each} slices make {self.slices:,} slices, and {MAX_SLICES:,} is "
+            "the most",
+            "Say fewer partitions, WITH (partitions=n), or fewer SLICES of each.",
+        )
+
+    @property
     def partition_fault(self) -> tuple[str, str] | None:
         """What is wrong with its partitioning by what its key is: (reason, next step); None when nothing is.
 

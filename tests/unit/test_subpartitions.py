@@ -39,6 +39,7 @@ from projector.core.projection import KeyspacePlan, SourceBatch, project
 from router.core import segments
 from router.core import slices_of as routed
 from router.recipients import BatchDocuments
+from tests.unit.leader_world import World as LeaderWorld
 from tests.unit.scan_world import Doc, World
 
 CITY = "CREATE INDEX i ON people (city)"
@@ -502,6 +503,28 @@ def test_partitions_that_there_are_are_not_dropped_where_they_would_make_too_man
     assert "WITH (partitions=25)" in refused.value.next_step
     said = made(f"{again} 40 WITH (partitions=25)")
     assert like_before(said.definition, said.said, of).spread == (40,) * 25
+
+
+@pytest.mark.parametrize(("options", "partitions"), [("(slices=1)", 1), ("(slices=5)", 5), ("(slices=6)", 0)])
+def test_slices_of_each_partition_are_counted_where_it_is_known_how_many_there_are(
+    options: str, partitions: int
+) -> None:
+    """A statement that does not say how many has those of the index that it replaces, not the default."""
+    by_city = f"PARTITION BY HASH(city) {SPREAD} 200"
+    again = made(f"CREATE OR REPLACE{CITY.removeprefix('CREATE')} {by_city}")
+    old = index(f"{CITY} WITH {options}")
+    if partitions:
+        assert like_before(again.definition, again.said, old).spread == (200,) * partitions
+    else:
+        with pytest.raises(CallerError, match=r"6 partitions.* 1,200 slices .*: 1,024 is the most"):
+            like_before(again.definition, again.said, old)
+    for statement in (f"{CITY} {by_city}", f"{CITY.replace('CREATE', 'CREATE OR REPLACE')} {by_city}"):
+        with pytest.raises(CallerError, match="8 partitions of 200 slices make 1,600 slices") as refused:
+            LeaderWorld().sql(statement)
+        assert (refused.value.status, refused.value.problem_type) == (422, "invalid-statement")
+        assert "fewer SLICES of each" in refused.value.next_step
+    with pytest.raises(InvalidStatementError, match="6 partitions of 200 slices make 1,200 slices"):
+        made(f"CREATE OR REPLACE{CITY.removeprefix('CREATE')} {by_city} WITH (partitions=6)")
 
 
 # --- a hot key ----------------------------------------------------------------------------------------------

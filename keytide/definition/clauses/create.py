@@ -89,14 +89,6 @@ class CreateReader:
         made = partitions_by(at, by, clauses.slices, clauses.partitions)
         clauses.said |= {"partitions"} if made is not None else set()
         clauses.said |= {"subpartition"} if by.spreads else set()
-        spread = by.spread(DEFAULT_SLICES if made is None else made)
-        if sum(spread) > MAX_SLICES:
-            raise at.error(
-                f"{len(spread)} partitions of {spread[0] if len(set(spread)) == 1 else spread} slices make "
-                f"{sum(spread):,} slices, and {MAX_SLICES:,} is the most",
-                clauses.partition_said,
-                next_step="Say fewer partitions, WITH (partitions=n), or fewer SLICES of each.",
-            )
         definition = IndexDefinition(
             name=name,
             keyspace=keyspace,
@@ -114,8 +106,11 @@ class CreateReader:
             auto_split=True if clauses.auto_split else msgspec.UNSET,
             structure_name=msgspec.UNSET if using == DEFAULT_STRUCTURE else using,
             srid=0 if clauses.srid is not None and clauses.srid.number == PLANAR_SRID else msgspec.UNSET,
-            **slices_of(spread),
+            **slices_of(by.spread(DEFAULT_SLICES if made is None else made)),
         )
+        # (Of an index that is replaced it is known elsewhere how many partitions it has.)
+        if (fault := definition.slices_fault) and not (or_replace and made is None):
+            raise at.error(fault[0], clauses.partition_said, next_step=fault[1])
         self._validate(definition, columns)
         if clauses.srid is not None and not definition.structure_type.has_places:
             raise at.error("srid goes with USING spatial", clauses.srid.at, next_step="Leave it out.")
