@@ -33,7 +33,8 @@ LOOKED_AT: Final = 4
 """So many rows are read at most for each that is wanted, and `SPARE` more."""
 SPARE: Final = 1_000
 LOOKED_AT_BYTES: Final = 8 << 20
-"""Of values, about, that are read at most beyond what does most times."""
+"""Of values, about, that are read at most beyond what does most times. (Keys are short: entries with long
+ones are in another table, and are not read as one. A hash index has its long keys in values.)"""
 _SAMPLED: Final = 16
 """One row of so many tells how large they are."""
 _SHARE_OF_ENDS: Final = 8
@@ -79,7 +80,8 @@ class LevelCursor(Protocol):
         self, lows: Sequence[bytes], highs: Sequence[bytes], most: int, behind: int, full: Set[bytes]
     ) -> tuple[list[Row], int]:
         """The rows of some spans, low <= key < high each, in ascending order, and how many were looked at:
-        `most` + 1, and not all are given, if they are more than `most`.
+        `most` + 1, and not all are given, if they are more than `most`, or their values are more than
+        `LOOKED_AT_BYTES`.
 
         Args:
             lows, highs: of each span, disjoint and ascending.
@@ -224,7 +226,7 @@ def rows_within(
     Args:
         slices, removed: as in `first_rows`.
         lows, highs: of each span, disjoint and ascending.
-        most: rows that are looked at.
+        most: rows that are looked at. Of values no more than about twice `LOOKED_AT_BYTES` are.
         behind: of a document's rows, whose keys are the same behind so many bytes, all but one may be left
             out, when they have one value, and are written and removed together; 0 for all rows.
 
@@ -234,6 +236,7 @@ def rows_within(
     """
     found: list[Row] = []
     read: list[int] = []
+    room = LOOKED_AT_BYTES
     for levels in slices:
         given: list[list[Row]] = []
         changed: set[bytes] = set()
@@ -244,6 +247,9 @@ def rows_within(
             keys = [key for key, _ in rows]
             if not all(map(lt, keys, keys[1:])):
                 return None
+            room -= sum([len(value) for _, value in rows])
+            if room < 0:
+                count = max(count, most + 1)  # (they are many, if not in number)
             looked_at += count
             most -= count
             if rows:

@@ -301,6 +301,21 @@ def test_large_rows_that_were_removed_are_left_to_others() -> None:
     assert levels[0].read * 100_000 < 2 * LOOKED_AT_BYTES
 
 
+def test_of_spans_with_large_rows_no_more_is_looked_at_than_may_be() -> None:
+    """All that is in them is held at once: however few they are, they are many. (A hash index has its keys in
+    values.)"""
+    each: list[list[LevelCursor]] = [
+        [Rows({b"%d-%04d" % (number, key): PUT + bytes(100_000) for key in range(50)})] for number in range(8)
+    ]
+    found = rows_within(each, [b"0"], [b"9"], 1_000, REMOVED)
+    assert found is not None
+    assert sum(found[1]) > 1_000
+    assert len(found[0]) * 100_000 < 2 * LOOKED_AT_BYTES
+    found = rows_within(each[:1], [b"0"], [b"9"], 1_000, REMOVED)
+    assert found is not None
+    assert (len(found[0]), found[1]) == (50, [50])
+
+
 def test_what_cannot_have_been_written_is_left_to_others() -> None:
     torn = Rows({b"b": PUT, b"a": PUT, b"c": PUT}, as_is=True)
     assert read([[torn]], b"", None, False, 10) is None

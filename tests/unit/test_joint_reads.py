@@ -36,6 +36,7 @@ from indexer.scan.peer.messages import (
 from indexer.scan.plan.leases import LeaseRegistry
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied, Row, StoreDamagedError
+from indexer.store.joint import LOOKED_AT_BYTES
 from indexer.store.lmdb.levels import View
 from indexer.store.lmdb.merge import LmdbLevelCursor
 from indexer.store.lmdb.store import LmdbSliceStore
@@ -191,6 +192,45 @@ def test_of_spans_nothing_is_read_as_one_if_not_all_of_it_is_wanted(
     assert reads.first(asked(number, spans=spans, keys=wanted - {key("0007")})) is None
     few = spans[: joint.FEW_SPANS]
     assert reads.first(asked(number, spans=few, keys=wanted)) is None, "slices read no more than a key has"
+
+
+def test_few_keys_are_left_to_slices_on_later_pages_too(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What counts are the spans that are left, not those of the first page."""
+    monkeypatch.setattr(joint, "key_test", lambda _, keys: lambda entry_key, value: entry_key[:-5] in keys)
+    number = node.commit(*range(100))
+    reads = reads_of(node)
+    names = [key(f"{one:04}") for one in range(5, 15)]
+    pages = {"spans": [(one, one + b"\xff") for one in names], "keys": frozenset(names)}
+    for left in range(joint.FEW_SPANS + 3):
+        page = reads.first(asked(number, **pages, after=names[-left - 1] + b"\xff"))
+        assert (page is not None) == (left > joint.FEW_SPANS), left
+
+
+def test_spans_with_large_rows_are_left_to_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more of them is copied than may be: a page may want one of a thousand."""
+    large, number = b"x" * 100_000, 1
+    for slice_number, store in node.stores.items():
+        versions = [
+            Version(b"d%04d" % one, 0, one, entries=((key(f"{one:04}"), large),))
+            for one in range(slice_number, 300, 3)
+        ]
+        store.apply(segments(versions), Applied(Timestamp.of({0: 999}), number, queue_position=number))
+        node.rings[slice_number].add(store.snapshot(), number, node.now)
+        node.rings[slice_number].publish(number, node.now)
+    spans = [(key(f"{one:04}"), key(f"{one + 10:04}")) for one in range(0, 300, 10)]
+    looked_at: list[int] = []
+    within = LmdbLevelCursor.within
+
+    def counted(self: LmdbLevelCursor, *given: Any) -> Any:
+        found = within(self, *given)
+        looked_at.append(len(found[0]))
+        return found
+
+    monkeypatch.setattr(LmdbLevelCursor, "within", counted)
+    assert reads_of(node).first(asked(number, spans=spans[:8])) is not None
+    looked_at.clear()
+    assert reads_of(node).first(asked(number, spans=spans)) is None
+    assert sum(looked_at) * 100_000 < 1.2 * LOOKED_AT_BYTES
 
 
 def test_many_spans_in_many_slices_are_left_to_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,13 +81,13 @@ class JointReads:
         Raises:
             TooManyLeasesError: a lease was asked for, and is one too many.
         """
-        if asked.keys and len(asked.spans) <= FEW_SPANS:
-            return None  # a slice reads no row of another key, each of which may be long
         if asked.after or len(asked.spans) > 1:
             asked = structs.replace(asked, spans=_spans_ahead(asked), after=b"")
             spans = len(asked.spans)
             if not spans or (spans > 1 and spans * len(asked.slices) > MOST_SEEKS):
                 return None
+        if asked.keys and len(asked.spans) <= FEW_SPANS:
+            return None  # a slice reads no row of another key, each of which may be long
         if asked.in_order:
             found = self._one_by_one(asked)
         else:

@@ -86,6 +86,7 @@ class OncePerDocument:
         limit: int | None = None,
     ) -> Iterator[list[Entry]]:
         left = limit
+        # (Of so many as are wanted not all would be given; and blocks are read as they are taken.)
         for block in self._inner.rows_of(spans, reverse):
             found = self._firsts(block)[:left]
             yield found  # also when nothing is left: whoever reads looks at the clock between blocks

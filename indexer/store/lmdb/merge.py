@@ -28,6 +28,7 @@ import lmdb
 from indexer.store.environment import DAMAGE, damaged
 from indexer.store.formats.records import REMOVED
 from indexer.store.interface import Row
+from indexer.store.joint import LOOKED_AT_BYTES
 from indexer.store.lmdb.levels import View
 from indexer.store.lmdb.writing import unpack_long
 from keytide.model.entry import LONG_PREFIX, long_group
@@ -167,7 +168,7 @@ class LmdbLevelCursor:
     ) -> tuple[list[Row], int]:
         cursor, found, known = self._cursor, list[Row](), set[bytes]()
         key: bytes | None = None  # (wherever the cursor stands)
-        left = most + 1
+        left, room = most + 1, LOOKED_AT_BYTES
         try:
             for low, high in zip(lows, highs, strict=True):
                 if key is None or key < low:
@@ -183,9 +184,10 @@ class LmdbLevelCursor:
                     document = key[behind:] if behind else key
                     if document not in known:  # (a value is copied, which takes as long as ten keys)
                         found.append((key, value := cursor.value()))
+                        room -= len(value)
                         if behind and value != REMOVED and document not in full:
                             known.add(document)
-                    if not left:
+                    if not left or room < 0:
                         return found, most + 1
                 else:  # there is nothing behind it
                     break
