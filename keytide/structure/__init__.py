@@ -29,6 +29,7 @@ Read by every package; changed with what is on disk, so never for an index that 
 
 from keytide.structure.interface import (
     MOST_KEYS,
+    ORDERED_INSTEAD,
     TOO_MANY_KEYS,
     Box,
     Boxed,
@@ -44,6 +45,7 @@ from keytide.structure.registry import DEFAULT_STRUCTURE, STRUCTURES, StructureN
 __all__ = [
     "DEFAULT_STRUCTURE",
     "MOST_KEYS",
+    "ORDERED_INSTEAD",
     "STRUCTURES",
     "TOO_MANY_KEYS",
     "Box",

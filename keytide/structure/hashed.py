@@ -31,6 +31,7 @@ from keytide.errors import CallerError, InvariantViolationError
 from keytide.model.protocol import OTHER_STRUCTURES
 from keytide.structure.interface import (
     MOST_KEYS,
+    ORDERED_INSTEAD,
     TOO_MANY_KEYS,
     Box,
     Boxed,
@@ -172,5 +173,5 @@ def _span_of(key: bytes) -> Span:
 def _no_order(what: str) -> NotOrderedError:
     return NotOrderedError(
         f"a hash index does not answer {what}: it finds whole keys only, and has no order",
-        next_step="Give all parts of the key, or ask an index USING btree.",
+        next_step=f"Give all parts of the key, or ask {ORDERED_INSTEAD}.",
     )

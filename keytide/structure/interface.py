@@ -10,10 +10,16 @@ from typing import Any, ClassVar, Final, Literal, Protocol, Self, TypeGuard
 from keytide.collation import Span, Value
 from keytide.errors import CallerError
 from keytide.geometry import QueryShape
+from keytide.model.entry import MAX_KEY_BYTES
 
 MOST_KEYS: Final = 10_000
 """Whole keys that one condition is answered for, where a structure finds nothing else."""
 TOO_MANY_KEYS: Final = f"finds at most {MOST_KEYS} whole keys for one query, and this one asks for more"
+ORDERED_INSTEAD: Final = (
+    f"an index USING btree, which leaves out keys of more than {MAX_KEY_BYTES >> 10} KiB (they are in its "
+    "skip ledger)"
+)
+"""What to ask for an order, where it is not known whether there are such keys."""
 Inclusion = Literal["both", "low", "high", "neither"]
 
 

@@ -49,6 +49,7 @@ from keytide.geometry.geojson import MOST_COORDINATES
 from keytide.model.entry import PLACED, places_of
 from keytide.model.protocol import PLACES
 from keytide.structure.interface import (
+    ORDERED_INSTEAD,
     Box,
     Boxed,
     NotOrderedError,
@@ -376,5 +377,5 @@ def firsts_of_several(spans: Sequence[Bounds]) -> Callable[[Sequence[Row]], list
 def _no_values(what: str) -> NotOrderedError:
     return NotOrderedError(
         f"a spatial index does not answer {what}: it finds places only, and has no order",
-        next_step="Ask `within`, `contains`, `intersects` or `near`, or an index USING btree.",
+        next_step=f"Ask `within`, `contains`, `intersects` or `near`, or {ORDERED_INSTEAD}.",
     )

@@ -105,6 +105,7 @@ def test_a_hash_index_refuses_what_takes_an_order(wanted: WantedKeys, what: str)
     with pytest.raises(NotOrderedError, match=what) as refused:
         structure.selected(wanted)
     assert "USING btree" in refused.value.next_step
+    assert "leaves out keys of more than 16 KiB" in refused.value.next_step, "as this one does not"
 
 
 def test_a_range_whose_ends_are_one_whole_key_takes_no_order() -> None:

@@ -30,6 +30,7 @@ from keytide.errors import CallerError, HistoryChangedError, invariant
 from keytide.model.timestamp import Timestamp, smallest
 from keytide.structure import (
     DEFAULT_STRUCTURE,
+    ORDERED_INSTEAD,
     NotOrderedError,
     Selected,
     Structure,
@@ -152,7 +153,7 @@ def selection_of(
         instead = "Group by the key for each once (GROUP BY, or aggregate), or ask" if distinct else "Ask"
         raise NotOrderedError(
             f"a {shape.structure.name} index has no order of keys, so it does not answer `{what}`",
-            next_step=f"{instead} an index USING btree.",
+            next_step=f"{instead} {ORDERED_INSTEAD}.",
         )
     if question.nearest is not None and not nearest:
         raise CallerError(
@@ -208,8 +209,7 @@ def _selected(question: Question, shape: Shape) -> list[Selected]:
     """What a request means, one for each stretch.
 
     Raises:
-        CallerError (422): more key parts than the index has, or a value that no key can hold.
-        NotOrderedError: what only an ordered structure answers.
+        CallerError (422): more parts than keys have, a value that none can hold, an order (NotOrderedError).
     """
     asked: Sequence[SpanRequest | Question] = (question,) if question.spans is None else question.spans
     return [shape.structure.selected(_wanted(one)) for one in asked]
