@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-import httpx
 import msgspec
 from rich.markup import escape
 
@@ -28,6 +27,9 @@ from keytide.http.bearer import bearer
 from keytide.http.tls import trusted
 from keytide.model.health import Verdict, read
 from keytide.model.roles import has_role
+
+if TYPE_CHECKING:
+    import httpx
 
 CERTIFICATE_STEP = (
     "name who signed it in `security.tls_authority` (KEYTIDE_SECURITY__TLS_AUTHORITY), renew it when it has "
@@ -177,6 +179,8 @@ class Admin:
     """
 
     def __init__(self, url: str | Sequence[str], token: str = "", seconds: float = 60.0) -> None:
+        import httpx  # which help does without, as it does below
+
         token = token or api_token()
         self._urls = [url] if isinstance(url, str) else list(url)
         self._seconds = seconds
@@ -214,6 +218,8 @@ class Admin:
             RetryableError: no coordinator answers, or none leads.
             KeytideError: its problem document.
         """
+        import httpx
+
         wanted = {name: value for name, value in query.items() if value is not None}
         deadline = time.monotonic() + self._seconds
         failed: list[RetryableError] = []
@@ -234,6 +240,8 @@ class Admin:
         raise min(failed, key=lambda error: isinstance(error, NotReachedError))
 
     def _ask(self, method: str, path: str, body: Any, wanted: Mapping[str, Any], limit: httpx.Timeout) -> Any:
+        import httpx
+
         try:
             response = self._clients[0].request(method, path, json=body, params=wanted, timeout=limit)
         except httpx.ConnectTimeout as error:
@@ -273,6 +281,8 @@ class Admin:
 
     def coordinators(self) -> list[dict[str, str]]:
         """The address of each coordinator that is known here, with what it does."""
+        import httpx
+
         found = {}
         for url, client in zip(self._urls, self._clients, strict=True):
             try:

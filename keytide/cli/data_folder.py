@@ -7,8 +7,6 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-
 from keytide.errors import CallerError
 from keytide.http.tls import AUTHORITY_VARIABLE
 
@@ -66,6 +64,8 @@ def running_state(data_dir: Path, usual: Path) -> dict[str, Any] | None:
 def _is_the_one(pid: int, noted_at: float) -> bool:
     """Whether the process that left a note at that time is alive. Ids are used again, so another process may
     have its id now, but that one began later."""
+    import psutil  # which help does without
+
     try:
         process = psutil.Process(pid)
         began = float(process.create_time())

@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
-
-import httpx
+from typing import TYPE_CHECKING, Final
 
 from keytide.cli.admin import api_token, coordinator, tls_authority
 from keytide.cli.data_folder import running_state
@@ -21,6 +19,9 @@ from keytide.client import Client
 from keytide.errors import KeytideError, RetryableError
 from keytide.http.tls import trusted
 from keytide.model.roles import has_role
+
+if TYPE_CHECKING:
+    import httpx
 
 _READY_S: Final = 1.0
 """For a node to say that it can answer."""
@@ -99,6 +100,8 @@ def _of_folder(data_dir: Path) -> list[str]:
 
 def _ready(url: str) -> bool | None:
     """Whether a node says that it can answer scans; None when there is none that ever would."""
+    import httpx  # which help does without
+
     try:
         found = httpx.get(f"{url.rstrip('/')}/readyz", timeout=_READY_S, verify=trusted(tls_authority(url)))
     except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL):

@@ -16,8 +16,6 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import psutil
-
 from keytide.cli.admin import Admin, rest
 from keytide.cli.output import progress
 from keytide.errors import CallerError, RetryableError
@@ -210,6 +208,8 @@ def under(pid: int) -> Callable[[Document], None]:
 
     def stop(node: Document) -> None:
         port = urlsplit(str(node["url"])).port
+        import psutil  # which help does without
+
         try:
             for child in psutil.Process(pid).children(recursive=True):
                 if any(one.laddr and one.laddr.port == port for one in child.net_connections("inet")):

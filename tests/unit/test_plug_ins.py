@@ -77,3 +77,16 @@ def test_keytide_brings_the_client_and_nothing_of_a_server(what: str) -> None:
     done = subprocess.run([sys.executable, "-c", listed], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert loaded.isdisjoint({*SERVER, *(f"keytide.{room}" for room in OURS)})
+
+
+def test_help_loads_nothing_that_asks_a_server() -> None:
+    """It took half as long again: an HTTP client, with a command of its own, and what looks at processes."""
+    asked = (
+        "import sys\nfrom keytide.cli import app\nsys.argv = ['keytide', '--help']\n"
+        "try:\n    app()\nexcept SystemExit:\n    print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert "Usage: keytide" in done.stdout
+    loaded = set(done.stdout.split())
+    assert "keytide.cli.app" in loaded
+    assert loaded.isdisjoint({*SERVER, "httpx", "psutil"})
