@@ -32,6 +32,7 @@ from coordinator.statements.replacing import alter, like_before, replace_index
 from keytide.catalog.copies import Move
 from keytide.catalog.records import BuildRecord, IndexRecord, JobKind
 from keytide.catalog.table_origin import TableOrigin
+from keytide.definition.errors import InvalidStatementError
 from keytide.definition.index import IndexDefinition
 from keytide.definition.statement import (
     AlterIndex,
@@ -118,9 +119,9 @@ class Commands:
                     text, index, build, out = replace_index(self._builds, old, wanted, source, now)
                     return self._done(now, text, index, build, out=out)
                 if fault := definition.slices_fault:
-                    raise CallerError(
-                        fault[0], status=422, problem_type="invalid-statement", next_step=fault[1]
-                    )
+                    text, word = definition.statement, "SUBPARTITION"
+                    at = text.upper().rfind(word)
+                    raise InvalidStatementError(fault[0], text, at, at + len(word), next_step=fault[1])
                 if self._default_replicas and "replicas" not in said:
                     definition = altered(definition, replicas=self._default_replicas)
                 return self.create(definition, if_not_exists, source, now)

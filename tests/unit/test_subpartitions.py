@@ -523,6 +523,7 @@ def test_slices_of_each_partition_are_counted_where_it_is_known_how_many_there_a
             LeaderWorld().sql(statement)
         assert (refused.value.status, refused.value.problem_type) == (422, "invalid-statement")
         assert "fewer SLICES of each" in refused.value.next_step
+        assert "^" in refused.value.problem()["caret"]
     with pytest.raises(InvalidStatementError, match="6 partitions of 200 slices make 1,200 slices"):
         made(f"CREATE OR REPLACE{CITY.removeprefix('CREATE')} {by_city} WITH (partitions=6)")
 
