@@ -56,13 +56,19 @@ class ScanSettings(Section):
         100_000,
         ge=1,
         description="groups, or distinct values, of one aggregate: a node holds all of them in memory, some "
-        "hundred bytes each, and in the answer there is no paging",
+        "hundred bytes each beside their values, and in the answer there is no paging",
     )
     max_sort_rows: int = Field(
         100_000,
         ge=1,
         description="rows that a node sorts for one query whose order no index has: it holds all of them in "
         "memory, or as many as LIMIT and OFFSET name",
+    )
+    max_query_bytes: int = Field(
+        64 << 20,
+        ge=1 << 10,
+        description="bytes of keys and values that one aggregate, or one query that sorts, holds at once: "
+        "max_groups and max_sort_rows bound how many, each may be as long as a document",
     )
     long_readers: int = Field(
         1,

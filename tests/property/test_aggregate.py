@@ -7,7 +7,8 @@ import asyncio
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cmp_to_key
 from itertools import chain
@@ -21,7 +22,10 @@ from hypothesis import strategies as st
 from indexer.scan.aggregate import columns as aggregate_columns
 from indexer.scan.aggregate.accumulators import Accumulator, Wants
 from indexer.scan.aggregate.request import AggregateRequest
+from indexer.scan.aggregate.slice import SliceAggregate, TooManyGroupsError
+from indexer.scan.aggregate.task import Arguments, encode_arguments
 from indexer.scan.gather import aggregates as aggregate
+from indexer.scan.gather.growing import Aggregated, GroupLimits
 from indexer.scan.request.request import Question
 from keytide.collation import MISSING
 from keytide.definition.expression import Predicate
@@ -319,18 +323,15 @@ async def asked(world: World, case: Case, seed: int) -> dict[str, Any]:
     return found
 
 
-@settings(max_examples=share.examples(500), deadline=None)
-@given(cases(), st.integers(0, 2**16))
-def test_aggregates_are_what_a_naive_model_gives(case: Case, seed: int) -> None:
+@contextmanager
+def divided(case: Case) -> Iterator[World]:
+    """The world of a case, and its blocks and calls."""
     world = World(case.statement, node_count=case.nodes)
     documents = [
         Doc(key, id_, json.dumps({} if amount is MISSING else {"amount": amount}).encode())
         for id_, key, amount in case.documents
     ]
     world.commit(1, {"i": documents})
-    definition = world.index("i").definition
-    descending = [part.descending for part in definition.keys]
-    groups, more = expected(case, descending)
     rows = FakeSnapshot.rows
 
     def blocks(self: FakeSnapshot, *arguments: Any) -> Iterator[list[tuple[bytes, bytes]]]:
@@ -342,10 +343,82 @@ def test_aggregates_are_what_a_naive_model_gives(case: Case, seed: int) -> None:
         mock.patch.object(aggregate_columns, "FEW", case.few),
         mock.patch.object(aggregate, "CALL_ENTRIES", case.calls),
     ):
-        answer = asyncio.run(asked(world, case, seed))
+        yield world
+
+
+def check_answer(answer: dict[str, Any], world: World, case: Case) -> None:
+    """That it is what the model gives."""
+    descending = [part.descending for part in world.index("i").definition.keys]
+    groups, more = expected(case, descending)
     assert list(map(as_written, answer["groups"])) == list(map(as_written, groups))
     assert answer["more"] == more
     assert answer["snapshot"] == 1
+
+
+@settings(max_examples=share.examples(500), deadline=None)
+@given(cases(), st.integers(0, 2**16))
+def test_aggregates_are_what_a_naive_model_gives(case: Case, seed: int) -> None:
+    with divided(case) as world:
+        answer = asyncio.run(asked(world, case, seed))
+        check_answer(answer, world, case)
+
+
+def bytes_of(accumulators: list[Accumulator]) -> int:
+    """Of extremes and distinct values, counted one by one."""
+    ends = [end for one in accumulators for end in (one.least, one.greatest) if end is not None]
+    return sum(len(part) for end in ends for part in end) + sum(
+        len(code) for one in accumulators for code in one.distinct
+    )
+
+
+@settings(max_examples=share.examples(300), deadline=None)
+@given(cases(), st.integers(0, 2**16), st.sampled_from([100, 300, 1_000, 3_000, 10_000]))
+def test_what_an_aggregate_holds_is_within_its_bytes(case: Case, seed: int, most: int) -> None:
+    """Of each slice when it goes on to a further block, of all of them when they go on to a further call. The
+    answer is the model's, or it is refused, and only what takes more."""
+    add, merge = SliceAggregate.add, Aggregated.merge
+    limits = GroupLimits(100_000, most)
+    case = replace(case, calls=10_000)  # (calls end for the bytes)
+    room = largest = 0
+
+    def encodes(arguments: Arguments) -> bytes:
+        nonlocal room
+        room = arguments.room
+        assert room <= limits.size
+        return encode_arguments(arguments)
+
+    def adds(self: SliceAggregate, rows: Any) -> bool:
+        assert self.size < room, "it is full"
+        goes_on = add(self, rows)
+        held = self._groups.items()
+        shown = sum(len(word) + len(one.key) + len(one.forms) + len(one.entry) for word, one in held)
+        assert self.size == shown + sum(bytes_of(one.accumulators) for _, one in held)
+        return goes_on
+
+    def merges(self: Aggregated, *arguments: Any) -> None:
+        nonlocal largest
+        merge(self, *arguments)
+        held = self.groups.items()
+        shown = sum(len(key) + len(one.forms) + len(one.entry) for key, one in held)
+        size = shown + sum(bytes_of(one.accumulators) for _, one in held)
+        assert size == self.size <= limits.size
+        assert self.distinct == sum(len(each.distinct) for _, one in held for each in one.accumulators)
+        largest = max(largest, size)
+
+    with (
+        divided(case) as world,
+        mock.patch.object(SliceAggregate, "add", adds),
+        mock.patch.object(Aggregated, "merge", merges),
+        mock.patch.object(aggregate, "encode_arguments", encodes),
+        mock.patch.object(aggregate, "limits_of", side_effect=lambda _: limits),
+        mock.patch.object(aggregate, "LEAST_ROOM", 0),
+    ):
+        try:
+            check_answer(asyncio.run(asked(world, case, seed)), world, case)
+        except TooManyGroupsError:
+            limits, largest = GroupLimits(100_000, 1 << 40), 0
+            check_answer(asyncio.run(asked(world, case, seed)), world, case)
+            assert largest > most or case.limit is not None
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

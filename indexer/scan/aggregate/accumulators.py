@@ -16,7 +16,7 @@ differently (5 and 5.0) the minimum is that of the first entry in key order, the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -50,6 +50,11 @@ class Extreme(NamedTuple):
     code: bytes
     entry: bytes
     forms: bytes
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return len(self.code) + len(self.entry) + len(self.forms)
 
     def value(self) -> Json:
         values, _ = decode_key(self.code, 1, (), self.forms)
@@ -87,7 +92,9 @@ class Accumulator:
         unordered: how many have no place in the order (nested too deep), and are left out of extremes and
             distinct values.
         floated: whether one of the numbers is a float.
-        distinct: code words of the different values, if wanted.
+        distinct: code words of the different values, if wanted. They are added by `add_codes`.
+        size: bytes of the extremes and the distinct values: those may be as long as documents. (Sums take
+            some hundred at most, or as many as their largest number.)
     """
 
     __slots__ = (
@@ -100,6 +107,7 @@ class Accumulator:
         "greatest",
         "least",
         "numbers",
+        "size",
         "unordered",
     )
 
@@ -108,6 +116,7 @@ class Accumulator:
         self.count = 0
         self.numbers = 0
         self.unordered = 0
+        self.size = 0
         self.floated = False
         self._whole = 0
         self._parts = 0
@@ -131,10 +140,18 @@ class Accumulator:
             except NotIndexableError:
                 self.unordered += 1
                 return
-            if self._wants.distinct:
+            if self._wants.distinct and code not in self.distinct:
                 self.distinct.add(code)
+                self.size += len(code)
             if self._wants.extremes:
                 self.stretch(code, entry, value)
+
+    def add_codes(self, codes: Iterable[bytes]) -> None:
+        """Add distinct values by their code words: only those that are new are weighed."""
+        new = set(codes).difference(self.distinct)
+        if new:
+            self.distinct |= new
+            self.size += sum(map(len, new))
 
     def add_values(self, values: Sequence[Value], entries: Sequence[bytes]) -> None:
         """Add the values of several entries."""
@@ -156,9 +173,14 @@ class Accumulator:
         """Let a value be the least or greatest if it is."""
         least, greatest = self.least, self.greatest
         if least is None or code < least.code or (code == least.code and entry < least.entry):
-            self.least = Extreme(code, entry, key_forms((value,)))
+            self.least = self._instead(least, Extreme(code, entry, key_forms((value,))))
         if greatest is None or code > greatest.code or (code == greatest.code and entry > greatest.entry):
-            self.greatest = Extreme(code, entry, key_forms((value,)))
+            self.greatest = self._instead(greatest, Extreme(code, entry, key_forms((value,))))
+
+    def _instead(self, of: Extreme | None, one: Extreme) -> Extreme:
+        """Weigh an extreme that takes the place of another one."""
+        self.size += one.size - (0 if of is None else of.size)
+        return one
 
     def add_numbers(self, doubles: Doubles) -> None:
         """Count and sum numbers that were written without need of a form: the integral ones as integers."""
@@ -205,11 +227,12 @@ class Accumulator:
         self.floated |= other.floated
         self._whole += other._whole
         self._parts += other._parts
-        self.distinct |= other.distinct
-        if other.least is not None and (self.least is None or other.least[:2] < self.least[:2]):
-            self.least = other.least
-        if other.greatest is not None and (self.greatest is None or other.greatest[:2] > self.greatest[:2]):
-            self.greatest = other.greatest
+        self.add_codes(other.distinct)
+        least, greatest = other.least, other.greatest
+        if least is not None and (self.least is None or least[:2] < self.least[:2]):
+            self.least = self._instead(self.least, least)
+        if greatest is not None and (self.greatest is None or greatest[:2] > self.greatest[:2]):
+            self.greatest = self._instead(self.greatest, greatest)
 
     # --- results ----------------------------------------------------------------
 
@@ -263,7 +286,8 @@ class Accumulator:
         made.floated = state.floated
         made._whole, made._parts = _from_bytes(state.whole), _from_bytes(state.parts)
         made.least, made.greatest = state.least, state.greatest
-        made.distinct = set(state.distinct)
+        made.size = sum(one.size for one in (state.least, state.greatest) if one is not None)
+        made.add_codes(state.distinct)
         return made
 
 

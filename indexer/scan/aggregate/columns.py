@@ -241,7 +241,7 @@ class KeyColumn(AggregateColumn):
         if not codes:
             return
         if self._wants.distinct:
-            to.distinct.update(codes)
+            to.add_codes(codes)
         if self._wants.extremes:
             least, greatest = min(codes), max(codes)
             last = len(codes) - 1 - codes[::-1].index(greatest)

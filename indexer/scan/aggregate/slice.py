@@ -10,7 +10,9 @@ further (`SliceAggregate.streams`). Other groups are found entry by entry, in a 
 A group is known by the code words of its values. It is shown as the first of its entries in key order has
 them, where 5 and 5.0 are one group.
 
-Groups, and distinct values, are limited in number: they are what takes memory.
+Groups, and distinct values, are what takes memory. They are limited in number, and weighed when they are new:
+each may be as long as a document, and whoever adds entries stops where it is enough (`SliceAggregate.size`).
+So a group keeps of its first entry what it is known and shown by, and none of the included columns.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from keytide.query.plan.grouping import runs_backwards
 
 
 class TooManyGroupsError(CallerError):
-    """More groups (or distinct values) than one answer may have."""
+    """More groups (or distinct values) than one answer may have, or larger ones."""
 
     problem_type = "too-many-groups"
     status = 422
@@ -68,12 +70,12 @@ class GroupState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Group:
-    """A group while it grows; `first` is its first entry in key order."""
+    """A group while it grows; `key`, `forms`, `entry` as in `GroupState`, of its first entry in key order."""
 
-    __slots__ = ("accumulators", "entries", "first")
+    __slots__ = ("accumulators", "entries", "entry", "forms", "key")
 
-    def __init__(self, first: tuple[bytes, bytes], wants: Iterable[Wants]) -> None:
-        self.first = first
+    def __init__(self, wants: Iterable[Wants]) -> None:
+        self.key = self.forms = self.entry = b""
         self.entries = 0
         self.accumulators = [Accumulator(one) for one in wants]
 
@@ -113,6 +115,7 @@ class SliceAggregate:
     Attributes:
         backwards: blocks are to be read from the end of the index.
         streams: groups come in the order that is asked for.
+        size: bytes of keys and values that are held.
     """
 
     def __init__(
@@ -165,6 +168,7 @@ class SliceAggregate:
         self._first_reader = EntryReader(definition, of_groups)
         self._groups: dict[bytes, _Group] = {}
         self._distinct = 0
+        self.size = 0
 
     def add(self, rows: Sequence[tuple[bytes, bytes]]) -> bool:
         """Add a block of entries, in the order of the read; returns whether more are wanted.
@@ -192,20 +196,10 @@ class SliceAggregate:
 
     def groups(self) -> list[GroupState]:
         """The groups so far, in no order."""
-        packed = []
-        for group in self._groups.values():
-            read = self._first_reader.read([group.first[0]], [group.first[1]])[0]
-            shown = [value(*read) for value in self._values]
-            packed.append(
-                GroupState(
-                    encode_key(shown),
-                    key_forms(shown),
-                    group.first[0],
-                    group.entries,
-                    [one.pack() for one in group.accumulators],
-                )
-            )
-        return packed
+        return [
+            GroupState(one.key, one.forms, one.entry, one.entries, [each.pack() for each in one.accumulators])
+            for one in self._groups.values()
+        ]
 
     # --- runs of adjacent entries -------------------------------------------------
 
@@ -276,31 +270,53 @@ class SliceAggregate:
     def _new(self, word: bytes, stretch: Stretch, at: int) -> _Group:
         if len(self._groups) > self._max_groups:  # one more than may be tells the endpoint, too
             raise too_many(self._max_groups, self._definition)
-        group = self._groups[word] = _Group((stretch.keys[at], stretch.values[at]), self._wants)
+        group = self._groups[word] = _Group(self._wants)
+        self.size += len(word)
+        self._begin(group, stretch.keys[at], stretch.values[at])
         return group
+
+    def _begin(self, group: _Group, entry: bytes, value: bytes) -> None:
+        """Let an entry be the first of a group."""
+        read = self._first_reader.read([entry], [value])[0]
+        shown = [of(*read) for of in self._values]
+        self.size -= len(group.key) + len(group.forms) + len(group.entry)
+        group.key, group.forms, group.entry = encode_key(shown), key_forms(shown), entry
+        self.size += len(group.key) + len(group.forms) + len(group.entry)
 
     def _feed(self, group: _Group, stretch: Stretch) -> None:
         group.entries += len(stretch.keys)
-        if stretch.keys[0] < group.first[0]:
-            group.first = stretch.keys[0], stretch.values[0]
+        if stretch.keys[0] < group.entry:
+            self._begin(group, stretch.keys[0], stretch.values[0])
         for column, to in zip(self._columns, group.accumulators, strict=True):
-            before = len(to.distinct)
+            before, size = len(to.distinct), to.size
             column.add(stretch, to)
             self._distinct += len(to.distinct) - before
+            self.size += to.size - size
         if self._distinct > self._max_groups:
             raise too_many(self._max_groups, self._definition)
 
 
 def too_many(limit: int, definition: IndexDefinition) -> TooManyGroupsError:
     """The error of an index that has more groups than `limit`, or distinct values."""
-    if definition.structure.ordered:
-        fewer = (
-            "group by the leading key parts with a limit (and go on with `low`), aggregate narrower spans "
-            "one by one"
-        )
-    else:
-        fewer = "aggregate some keys at a time (`equals`, `spans`, IN), ask an index USING btree with a limit"
     return TooManyGroupsError(
         f"there are more than {limit} groups, or distinct values",
-        next_step=f"{fewer}, or raise scan.max_groups",
+        next_step=f"{_fewer(definition, 'a limit')}, or raise scan.max_groups",
     )
+
+
+def too_large(limit: int, definition: IndexDefinition) -> TooManyGroupsError:
+    """The error of an index whose groups, distinct values and extremes take more bytes than `limit`."""
+    return TooManyGroupsError(
+        f"the groups, with their distinct values and extremes, take more than {limit:,} bytes",
+        next_step=f"{_fewer(definition, 'a small limit')}, or raise scan.max_query_bytes",
+    )
+
+
+def _fewer(definition: IndexDefinition, limit: str) -> str:
+    """What to do for fewer groups at a time."""
+    if definition.structure.ordered:
+        return (
+            f"group by the leading key parts with {limit} (and go on with `low`), aggregate narrower spans "
+            "one by one"
+        )
+    return f"aggregate some keys at a time (`equals`, `spans`, IN), ask an index USING btree with {limit}"

@@ -1,8 +1,8 @@
 """The task `aggregate`: one slice's share of an aggregate (`indexer.scan.local.tasks`). Pure.
 
-A call looks at a bounded number of entries and says where it is, so that no aggregate keeps a thread from
-others for long, or goes on for a reader who has gone. What the store knows without reading (how many entries
-there are, where they begin and end) is not read.
+A call looks at a bounded number of entries, for groups of a bounded number of bytes, and says where it is, so
+that no aggregate keeps a thread from others for long, or much memory, or goes on for a reader who has gone.
+What the store knows without reading (how many entries there are, where they begin and end) is not read.
 
 What is wrong with the question itself (too many groups) is part of the result: it is not the node's fault.
 """
@@ -45,6 +45,8 @@ class Arguments(msgspec.Struct, frozen=True, array_like=True):
         reverse, wanted, max_groups: as in `SliceAggregate`.
         entries: how many a call looks at, about.
         after: slice -> behind which entry key it goes on, in the direction of the read.
+        room: bytes of groups that a call may come to, about (`SliceAggregate.size`). A release that does not
+            know of it passes it over.
     """
 
     plan: bytes
@@ -53,6 +55,7 @@ class Arguments(msgspec.Struct, frozen=True, array_like=True):
     max_groups: int
     entries: int
     after: dict[int, bytes]
+    room: int = 1 << 62
 
 
 class Partial(msgspec.Struct, frozen=True, array_like=True):
@@ -141,7 +144,7 @@ class _Call:
             examined += len(part)
             if not goes_on:
                 break
-            if examined >= arguments.entries or pace.spent:
+            if examined >= arguments.entries or aggregate.size >= arguments.room or pace.spent:
                 return Partial(aggregate.groups(), True, part[-1][0], examined)
         return Partial(aggregate.groups(), False, b"", examined)
 

@@ -14,7 +14,7 @@ so these are complete.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ import msgspec
 
 from indexer.scan.aggregate.accumulators import Accumulator, Wants
 from indexer.scan.aggregate.request import AggregateRequest, AggregationPlan, plan_of
-from indexer.scan.aggregate.slice import GroupState, too_many, wants_of
+from indexer.scan.aggregate.slice import wants_of
 from indexer.scan.aggregate.task import (
     TASK,
     Arguments,
@@ -31,8 +31,9 @@ from indexer.scan.aggregate.task import (
     encode_arguments,
     encode_plan,
 )
+from indexer.scan.gather.growing import Aggregated, GroupLimits, GrowingGroup
 from indexer.scan.gather.reads import Reads, WrittenAnswer
-from indexer.scan.gather.scatter import SliceAnswers, Target, ask_task
+from indexer.scan.gather.scatter import Target, ask_task
 from indexer.scan.gather.story import explain
 from indexer.scan.local.effort import ReadThreads
 from indexer.scan.peer.messages import OutOfTimeError, SliceReader
@@ -47,10 +48,13 @@ from keytide.definition.index import IndexDefinition
 from keytide.errors import CallerError, RetryableError
 from keytide.query.parse.expressions import AggregateName
 from keytide.query.plan.grouping import runs_backwards
+from keytide.settings.settings import ScanSettings
 
 CALL_ENTRIES: Final = 200_000
 """Entries that a node looks at in one call, over its slices: some hundred milliseconds. Not a setting: a
 request's `timeout_ms` bounds the whole, this only how it is divided."""
+LEAST_ROOM: Final = 64 << 10
+"""Bytes of groups that a slice may give in one call, however many slices share what there is room for."""
 _INLINE_BYTES: Final = 16_384
 """Partial aggregates up to this size are put together on the event loop: about 2 ms."""
 _INLINE_VALUES: Final = 1_000
@@ -62,55 +66,6 @@ class AggregateTimeoutError(RetryableError):
 
     problem_type = "aggregate-timeout"
     status = 504
-
-
-@dataclass(slots=True)
-class GrowingGroup:
-    """A group of the answer, while it grows.
-
-    Attributes:
-        forms, entry: of its first entry (`GroupState`).
-        entries: how many it has.
-        accumulators: one per operand of the plan.
-    """
-
-    forms: bytes
-    entry: bytes
-    entries: int
-    accumulators: list[Accumulator]
-
-
-@dataclass(slots=True)
-class Aggregated(SliceAnswers):
-    """The groups of all slices.
-
-    Attributes:
-        groups: by the code words of what they are grouped by.
-        met: slice -> code words of the groups that it gave: one that has enough of them is asked no more.
-    """
-
-    groups: dict[bytes, GrowingGroup] = field(default_factory=dict)
-    met: dict[int, set[bytes]] = field(default_factory=dict)
-
-    def merge(self, partials: dict[int, Partial], wants: Sequence[Wants]) -> None:
-        """Add what slices have worked out."""
-        for number, partial in partials.items():
-            self.read[number] = self.read.get(number, 0) + partial.examined
-            for state in partial.groups:
-                self._add(state, wants)
-            self.met.setdefault(number, set()).update(state.key for state in partial.groups)
-
-    def _add(self, state: GroupState, wants: Sequence[Wants]) -> None:
-        found = [Accumulator.unpack(one, want) for one, want in zip(state.states, wants, strict=True)]
-        group = self.groups.get(state.key)
-        if group is None:
-            self.groups[state.key] = GrowingGroup(state.forms, state.entry, state.entries, found)
-            return
-        group.entries += state.entries
-        if state.entry < group.entry:
-            group.entry, group.forms = state.entry, state.forms
-        for accumulator, more in zip(group.accumulators, found, strict=True):
-            accumulator.merge(more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,18 +110,19 @@ async def aggregate(
     definition: IndexDefinition,
     wanted: Wanted,
     *,
-    max_groups: int,
+    limits: GroupLimits,
     threads: ReadThreads,
 ) -> Aggregated:
     """Aggregate a target: the `work` of `Reads.read`.
 
     Args:
-        max_groups: groups, and distinct values, that may be held at once.
+        limits: of what may be held at once.
         threads: for putting much together.
 
     Raises:
         AggregateTimeoutError: it takes longer than the target's time.
-        CallerError (422): there are too many groups (`too-many-groups`), or a value that has no order.
+        CallerError (422): there are too many groups, or too large ones (`too-many-groups`), or a value that
+            has no order.
         SnapshotMissingError, RetryableError: as `ask`.
     """
     deadline = monotonic() + target.left_s
@@ -186,20 +142,20 @@ async def aggregate(
             lease_ms=target.lease_ms or BETWEEN_CALLS_MS,
             in_use=target.in_use or bool(after),
         )
-        share = CALL_ENTRIES // max(map(len, now.by_node().values()))
-        body = encode_arguments(Arguments(written, wanted.reverse, enough, max_groups, max(1, share), after))
+        share = max(1, CALL_ENTRIES // max(map(len, now.by_node().values())))
+        room = max(LEAST_ROOM, limits.size // len(pending))
+        body = encode_arguments(Arguments(written, wanted.reverse, enough, limits.count, share, after, room))
         try:
             found = await ask_task(now, nodes, TASK, body, result)
         except OutOfTimeError as error:
             raise _too_long(target, result) from error
-        # With an order to come in, slices stop by themselves.
-        most_groups = max_groups if enough is None else None
+        first = None if enough is None else (enough, wanted.reverse)
         if sum(map(len, found.values())) <= _INLINE_BYTES and len(result.groups) <= _INLINE_VALUES:
-            partials = _merge(result, found, wants, definition, most_groups, max_groups)
+            partials = _merge(result, found, wants, limits, definition, first)
         else:
-            partials = await threads.run(_merge, result, found, wants, definition, most_groups, max_groups)
+            partials = await threads.run(_merge, result, found, wants, limits, definition, first)
         for number, partial in partials.items():
-            if partial.more and (enough is None or len(result.met[number]) <= enough):
+            if partial.more and (enough is None or result.met.get(number, 0) <= enough):
                 after[number] = partial.reached
             else:
                 del pending[number]
@@ -219,27 +175,27 @@ def _merge(
     result: Aggregated,
     found: dict[int, bytes],
     wants: Sequence[Wants],
+    limits: GroupLimits,
     definition: IndexDefinition,
-    most_groups: int | None,
-    most_distinct: int,
+    first: tuple[int, bool] | None,
 ) -> dict[int, Partial]:
-    """Put what slices have worked out together. Any thread.
+    """Put what slices have worked out together, and say how far they got. Any thread.
+
+    Args:
+        first: as in `Aggregated.merge`.
 
     Raises:
-        CallerError: a slice has refused, or there are too many groups or distinct values.
+        CallerError: a slice has refused, or there are too many groups or distinct values, or too large ones.
     """
-    partials = {number: decode_partial(data) for number, data in found.items()}
-    for partial in partials.values():
+    partials = {}
+    while found:
+        number, data = found.popitem()
+        partial = decode_partial(data)
         if partial.refused is not None:
             problem_type, message, next_step = partial.refused
             raise CallerError(message, status=422, problem_type=problem_type, next_step=next_step)
-    result.merge(partials, wants)
-    if most_groups is not None and len(result.groups) > most_groups:
-        raise too_many(most_groups, definition)
-    if any(want.distinct for want in wants):
-        groups = result.groups.values()
-        if sum(len(one.distinct) for group in groups for one in group.accumulators) > most_distinct:
-            raise too_many(most_distinct, definition)
+        result.merge(number, partial, wants, limits, definition, first)
+        partials[number] = msgspec.structs.replace(partial, groups=[])
     return partials
 
 
@@ -298,8 +254,8 @@ async def answer(shared: Reads, name: str, request: AggregateRequest, gone: Gone
     definition = definition_of(shared, index)
     plan = plan_of(request.functions, request.group_by, Binding(definition))
     wanted = Wanted(request.reverse, request.limit, request.offset)
-    max_groups = shared.settings.max_groups
-    check_wanted(wanted, max_groups)
+    limits = limits_of(shared.settings)
+    check_wanted(wanted, limits.count)
     seen = shared.session(request)
 
     async def work(target: Target) -> Aggregated:
@@ -309,7 +265,7 @@ async def answer(shared: Reads, name: str, request: AggregateRequest, gone: Gone
             plan,
             definition,
             wanted,
-            max_groups=max_groups,
+            limits=limits,
             threads=shared.local.threads,
         )
 
@@ -349,6 +305,11 @@ def definition_of(shared: Reads, index: Scannable) -> IndexDefinition:
     if record is None:
         raise IndexNotReadyError(f"index {index.name} was dropped meanwhile", next_step="try again")
     return record.definition
+
+
+def limits_of(settings: ScanSettings) -> GroupLimits:
+    """What the groups of one answer may come to, as a cluster's settings say it."""
+    return GroupLimits(settings.max_groups, settings.max_query_bytes)
 
 
 def check_wanted(wanted: Wanted, max_groups: int) -> None:

@@ -2,7 +2,8 @@
 in the query's order here.
 
 Where groups come in the query's order (`keytide.query.plan.grouping`), LIMIT and OFFSET are the slices' too.
-Any other order is made here, of all groups, which `scan.max_groups` bounds.
+Any other order is made here, of all groups, which `scan.max_groups` and
+`scan.max_query_bytes` bound.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import Any
 from indexer.scan.aggregate.request import AggregationPlan as Aggregation
 from indexer.scan.aggregate.request import planned
 from indexer.scan.gather.aggregates import (
-    Aggregated,
     AggregateTimeoutError,
     GroupRow,
     Wanted,
     aggregate,
+    limits_of,
     rows,
 )
+from indexer.scan.gather.growing import Aggregated
 from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.scatter import Target
 from indexer.scan.peer.messages import OutOfTimeError
@@ -45,22 +47,18 @@ class GroupRows:
 
 
 class GroupReader:
-    """Reads the groups of one plan.
-
-    Args:
-        max_groups: how many may be held at once.
-    """
+    """Reads the groups of one plan."""
 
     def __init__(self, plan: Plan, shared: Reads) -> None:
         self._plan = plan
         self._shared = shared
-        self._max_groups = shared.settings.max_groups
+        self._limits = limits_of(shared.settings)
         select = plan.select
         self._binding = Binding(plan.index.definition)
         made = grouping(select, plan.order_by)
         group_by, reverse, ordered = made.by, made.reverse, made.ordered
         end = None if select.limit is None else select.offset + select.limit
-        pushed = ordered and end is not None and 0 < end <= self._max_groups
+        pushed = ordered and end is not None and 0 < end <= self._limits.count
         self._sorted = not ordered
         self._cut = slice(0, None) if pushed else slice(select.offset, end)
         self._wanted = Wanted(reverse, select.limit, select.offset) if pushed else Wanted(reverse)
@@ -83,7 +81,7 @@ class GroupReader:
                 self.aggregation,
                 self._plan.index.definition,
                 self._wanted,
-                max_groups=self._max_groups,
+                limits=self._limits,
                 threads=self._shared.local.threads,
             )
         except AggregateTimeoutError as error:
