@@ -87,8 +87,8 @@ class ScanSettings(Section):
     stream_block_bytes: int = Field(
         4 << 20,
         ge=1 << 10,
-        description="bytes of keys and values that a stream reads at once, over all slices, and of changes "
-        "that a tail collects: more makes streams hardly faster",
+        description="bytes of keys and values that a stream, or a query that sorts, reads at once, over all "
+        "slices, and of changes that a tail collects: more makes streams hardly faster",
     )
     stream_stall_s: float = Field(
         30.0,

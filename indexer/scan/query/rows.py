@@ -6,6 +6,9 @@ When entries come in the query's order, rows are pages of a scan: filter, offset
 When they do not, every entry of the spans is read, block by block, and sorted here; with LIMIT only as many
 rows are kept as it can need. A row's place is the encoding of what it is ordered by (`keytide.collation`,
 with DESC inverted), then its entry key, so that the order is that of an index, and the same every time.
+
+Rows are weighed as they are made, by what is shown of them: each may be as long as a document. As many are
+read at once as are some bytes.
 """
 
 from __future__ import annotations
@@ -34,12 +37,15 @@ from keytide.query.parse.expressions import AggregateCall
 from keytide.query.plan.plan import Plan
 
 SORT_BLOCK: Final = 2_000
-"""Entries that are read at once to be sorted, over all slices. They are merged on the event loop: a
-millisecond."""
+"""Entries that are read at once to be sorted, over all slices, or `scan.stream_block_bytes` of them. They are
+merged on the event loop: a millisecond."""
+FIRST_BLOCK: Final = 256
+"""Entries that are read at first: how large they are is seen then."""
+_VALUE: Final = 8
+"""Bytes that any value counts for, beside those of its text."""
 
-
-Placed = tuple[bytes, bytes, list[Any]]
-"""A row with its place: what it is ordered by, its entry key, its values."""
+Placed = tuple[bytes, bytes, list[Any], int]
+"""A row with its place: what it is ordered by, its entry key, its values; and its bytes."""
 
 
 def _by_id(one: Placed) -> tuple[bytes, bytes]:
@@ -48,7 +54,7 @@ def _by_id(one: Placed) -> tuple[bytes, bytes]:
 
 
 class TooManyRowsError(CallerError):
-    """More rows are to be sorted than a node holds."""
+    """More rows are to be sorted than a node holds, or larger ones."""
 
     problem_type = "too-many-rows"
     status = 422
@@ -102,26 +108,38 @@ class OutputMaker:
         made: list[Placed] = []
         for part in pace.parts(entries):
             read = self._reader.read([key for key, _ in part], [value for _, value in part])
-            made += [
-                (
-                    b"".join(encode_part(value(*one), descending) for value, descending in order),
-                    entry[0],
-                    [to_json_value(value(*one)) for value in outputs],
-                )
-                for one, entry in zip(read, part, strict=True)
-            ]
+            for one, (key, _) in zip(read, part, strict=True):
+                place = b"".join(encode_part(value(*one), descending) for value, descending in order)
+                row = [to_json_value(value(*one)) for value in outputs]
+                made.append((place, key, row, len(place) + len(key) + size_of(row)))
         return made
+
+
+def size_of(value: Any) -> int:
+    """Bytes of a value of JSON, about: those of all text in it, and some for each value."""
+    size, left = 0, [value]
+    while left:
+        one = left.pop()
+        size += _VALUE
+        if isinstance(one, str):
+            size += len(one)
+        elif isinstance(one, list):
+            left += one
+        elif isinstance(one, dict):
+            size += sum(map(len, one))
+            left += one.values()
+    return size
 
 
 async def sorted_rows(target: Target, shared: Reads, plan: Plan, maker: OutputMaker) -> Sorted:
     """Read all entries of a target, and sort their rows: the `work` of `Reads.read`.
 
     Raises:
-        TooManyRowsError: more than `scan.max_sort_rows` are to be held.
+        TooManyRowsError: more than `scan.max_sort_rows`, or `scan.max_query_bytes` of them, are to be held.
         OutOfTimeError: it takes longer than the target's time.
         SnapshotMissingError, RetryableError: as `service.page_of`.
     """
-    most = shared.settings.max_sort_rows
+    most, most_bytes = shared.settings.max_sort_rows, shared.settings.max_query_bytes
     select = plan.select
     wanted = None if select.limit is None else select.limit + select.offset
     if plan.nearest is not None and wanted is not None and wanted <= most:
@@ -130,13 +148,13 @@ async def sorted_rows(target: Target, shared: Reads, plan: Plan, maker: OutputMa
         entries = [entry for _, entry in around.entries]
         placed = await shared.local.threads.run(maker.placed, entries, shared.local.threads.pace)
         placed = sorted(placed, key=_by_id) if further else placed
-        found = Sorted(rows=[row for _, _, row in placed[select.offset : wanted]])
+        found = Sorted(rows=[row for _, _, row, _ in placed[select.offset : wanted]])
         add_answers(found, around)
         return found
     bound = most if wanted is None or wanted > most else wanted
     result = Sorted()
     held: list[Placed] = []
-    after, more = b"", bool(target.nodes)
+    after, more, size, block = b"", bool(target.nodes), 0, FIRST_BLOCK
     threads = shared.local.threads
     while more:
         if monotonic() > target.until:
@@ -147,22 +165,38 @@ async def sorted_rows(target: Target, shared: Reads, plan: Plan, maker: OutputMa
             )
         now = replace(target, timeout_s=target.left_s, in_use=target.in_use or bool(after))
         try:
-            page = await gather(now, shared.nodes, after, False, SORT_BLOCK)
-            held += await threads.run(maker.placed, page.entries, threads.pace)
+            page = await gather(now, shared.nodes, after, False, block)
+            placed = await threads.run(maker.placed, page.entries, threads.pace)
         except UNREADABLE:
-            await examine(now, shared.nodes, after, False, SORT_BLOCK)
+            await examine(now, shared.nodes, after, False, block)
             raise
         add_answers(result, page)
+        block = _next_block(page.entries, block, shared.settings.stream_block_bytes)
+        held += placed
+        size += sum(row[3] for row in placed)
         if wanted is not None and wanted <= most:
-            if len(held) > 2 * bound + SORT_BLOCK:
+            if len(held) > 2 * bound + SORT_BLOCK or size > most_bytes:
                 held = await threads.run(heapq.nsmallest, bound, held)
+                size = sum(row[3] for row in held)
         elif len(held) > bound:
             raise TooManyRowsError(
                 f"more than {most} rows are to be sorted (scan.max_sort_rows)",
                 next_step="add a LIMIT, narrow the condition, or ask in the order of an index; EXPLAIN tells "
                 "what is sorted",
             )
+        if size > most_bytes:
+            raise TooManyRowsError(
+                f"the rows that are to be sorted take more than {most_bytes:,} bytes",
+                next_step="add a LIMIT or a smaller one, select less of each row, narrow the condition, or "
+                "raise scan.max_query_bytes",
+            )
         after, more = page.reached, page.more
     held = await threads.run(sorted, held)
-    result.rows = [row for _, _, row in held[select.offset : wanted]]
+    result.rows = [row for _, _, row, _ in held[select.offset : wanted]]
     return result
+
+
+def _next_block(entries: Sequence[Entry], block: int, most_bytes: int) -> int:
+    """How many entries to read after some, which were to be `block`."""
+    size = sum(len(key) + len(value) for key, value in entries) or 1
+    return max(1, min(SORT_BLOCK, 8 * block, most_bytes * len(entries) // size))
