@@ -67,7 +67,8 @@ class ScanSettings(Section):
     max_query_bytes: int = Field(
         64 << 20,
         ge=1 << 10,
-        description="bytes of keys and values that one aggregate, or one query that sorts, holds at once: "
+        description="bytes of keys and values that one aggregate, or one query that sorts (by distance, "
+        "too), holds at once: "
         "max_groups and max_sort_rows bound how many, each may be as long as a document",
     )
     long_readers: int = Field(

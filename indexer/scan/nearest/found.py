@@ -37,7 +37,7 @@ class Nearest(SliceAnswers):
 
 
 class TooManyNearestError(CallerError):
-    """More rows are equally far away than a node holds to put them in order."""
+    """More rows are equally far away than a node holds to put them in order, or the nearest are too large."""
 
     problem_type = "too-many-rows"
     status = 422
@@ -65,6 +65,15 @@ def cut(found: list[Measured], wanted: int, most_ties: int | None) -> list[Measu
             next_step="order by the distance alone, or narrow the condition",
         )
     return found[:end]
+
+
+def check_size(size: int, most: int) -> None:
+    """Raise TooManyNearestError if those that were cut take more bytes than `most`."""
+    if size > most:
+        raise TooManyNearestError(
+            f"the nearest take more than {most:,} bytes",
+            next_step="ask for fewer, narrow the condition, or raise scan.max_query_bytes",
+        )
 
 
 def _place(one: Measured) -> tuple[float, bytes]:

@@ -23,12 +23,13 @@ from typing import Final
 
 import numpy as np
 
+from indexer.scan.gather.blocks import bytes_of, next_block
 from indexer.scan.gather.gather import examine, gather
 from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.scatter import Target
 from indexer.scan.gather.service import UNREADABLE
 from indexer.scan.gather.story import add_answers
-from indexer.scan.nearest.found import FARTHEST, GROWTH, WIDEST, Measured, Nearest, cut
+from indexer.scan.nearest.found import FARTHEST, GROWTH, WIDEST, Measured, Nearest, check_size, cut
 from indexer.scan.nearest.here import cells_within, nearest_here
 from indexer.scan.nearest.measuring import DistanceColumn
 from indexer.scan.peer.messages import Entry, OutOfTimeError
@@ -67,7 +68,7 @@ async def nearest(
 
     Raises:
         OutOfTimeError: it takes longer than the target's time.
-        TooManyNearestError: more than `scan.max_sort_rows` are to be held.
+        TooManyNearestError: more than `scan.max_sort_rows`, or `scan.max_query_bytes`, are to be held.
         SnapshotMissingError, RetryableError: as `service.page_of`.
     """
     if not tried and (soon := nearest_here(target, shared, to, wanted, reach, ties=ties)) is not None:
@@ -152,9 +153,10 @@ class _Search:
             every: however much it is.
         """
         target, nodes = self.at(spans), self.shared.nodes
-        most = max(ROW_LIMIT, 8 * self.wanted)
+        most, settings = max(ROW_LIMIT, 8 * self.wanted), self.shared.settings
         kept: list[Measured] = []
-        looked_at = lie_within = 0
+        looked_at = lie_within = size = 0
+        block = ROW_LIMIT
         after, more = b"", bool(target.nodes and spans)
         while more:
             if monotonic() > target.until:
@@ -165,20 +167,25 @@ class _Search:
             in_use = target.in_use or bool(after)
             now = replace(target, timeout_s=target.left_s, in_use=in_use)
             try:
-                page = await gather(now, nodes, after, False, most)
+                page = await gather(now, nodes, after, False, block)
                 measured = await self._measured(page.entries, radius)
             except (*UNREADABLE, NotAGeometryError):
-                await examine(now, nodes, after, False, most)
+                await examine(now, nodes, after, False, block)
                 raise
             add_answers(self.result, page)
+            read = bytes_of(page.entries)
+            block = next_block(block, len(page.entries), read, most, settings.stream_block_bytes)
             kept += measured
+            size += bytes_of([entry for _, entry in measured])
             lie_within += len(measured)
             looked_at += len(page.entries)
             after, more = page.reached, page.more
             if more and looked_at >= most and not every:
                 return None
-            if len(kept) > 2 * most:
+            if len(kept) > 2 * most or size > settings.max_query_bytes:
                 kept = cut(kept, self.wanted, self.most_ties)
+                size = bytes_of([entry for _, entry in kept])
+                check_size(size, settings.max_query_bytes)
         return cut(kept, self.wanted, self.most_ties), lie_within
 
     async def _measured(self, entries: list[Entry], most: float) -> list[Measured]:

@@ -20,6 +20,7 @@ from time import monotonic
 from typing import Any, Final
 
 from indexer.scan.aggregate.columns import EntryReader
+from indexer.scan.gather.blocks import bytes_of, next_block
 from indexer.scan.gather.gather import examine, gather
 from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.scatter import SliceAnswers, Target
@@ -171,7 +172,8 @@ async def sorted_rows(target: Target, shared: Reads, plan: Plan, maker: OutputMa
             await examine(now, shared.nodes, after, False, block)
             raise
         add_answers(result, page)
-        block = _next_block(page.entries, block, shared.settings.stream_block_bytes)
+        read = bytes_of(page.entries)
+        block = next_block(block, len(page.entries), read, SORT_BLOCK, shared.settings.stream_block_bytes)
         held += placed
         size += sum(row[3] for row in placed)
         if wanted is not None and wanted <= most:
@@ -194,9 +196,3 @@ async def sorted_rows(target: Target, shared: Reads, plan: Plan, maker: OutputMa
     held = await threads.run(sorted, held)
     result.rows = [row for _, _, row, _ in held[select.offset : wanted]]
     return result
-
-
-def _next_block(entries: Sequence[Entry], block: int, most_bytes: int) -> int:
-    """How many entries to read after some, which were to be `block`."""
-    size = sum(len(key) + len(value) for key, value in entries) or 1
-    return max(1, min(SORT_BLOCK, 8 * block, most_bytes * len(entries) // size))

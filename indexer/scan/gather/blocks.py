@@ -1,0 +1,22 @@
+"""How much is read at once by whoever reads everything: so many entries, or so many bytes of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from indexer.scan.peer.messages import Entry
+
+
+def bytes_of(entries: Sequence[Entry]) -> int:
+    """Of keys and values."""
+    return sum(len(key) + len(value) for key, value in entries)
+
+
+def next_block(block: int, read: int, size: int, most: int, most_bytes: int) -> int:
+    """How many entries to read next: about `most_bytes` of them, `most` at most.
+
+    Args:
+        block: how many were to be read last.
+        read, size: entries that were, and their bytes.
+    """
+    return max(1, min(most, 8 * block, most_bytes * read // size)) if size else min(most, 8 * block)
