@@ -285,7 +285,7 @@ def expected_of(case: Case, world: World) -> list[Doc]:
 def check(case: Case, world: World) -> None:
     world.examined = case.examined
     with (
-        mock.patch("indexer.scan.gather.gather._even_share", return_value=case.share),
+        mock.patch("indexer.scan.gather.gather.even_share", return_value=case.share),
         mock.patch("indexer.scan.gather.gather.SKIP_BLOCK", case.block),
         mock.patch("indexer.scan.gather.gather.COUNT_BLOCK", case.block),
     ):
@@ -405,7 +405,7 @@ def test_filters_are_tested_where_the_entries_lie(case: Case, text: str) -> None
         return entries, counted.gathered.count
 
     with (
-        mock.patch("indexer.scan.gather.gather._even_share", return_value=case.share),
+        mock.patch("indexer.scan.gather.gather.even_share", return_value=case.share),
         mock.patch("indexer.scan.gather.gather.SKIP_BLOCK", case.block),
         mock.patch("indexer.scan.gather.gather.COUNT_BLOCK", case.block),
     ):

@@ -1,7 +1,8 @@
-"""How much is read at once by whoever reads everything: so many entries, or so many bytes of them. Pure."""
+"""How much is read at once: so many entries, or so many bytes of them. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from indexer.scan.peer.messages import Entry
@@ -10,6 +11,12 @@ from indexer.scan.peer.messages import Entry
 def bytes_of(entries: Sequence[Entry]) -> int:
     """Of keys and values."""
     return sum(len(key) + len(value) for key, value in entries)
+
+
+def even_share(rows: int, slices: int) -> int:
+    """How many of `rows` a slice holds at most, very likely, when they fall to `slices` by a hash."""
+    mean = rows / slices
+    return rows if slices == 1 else math.ceil(mean + 3 * math.sqrt(mean)) + 3
 
 
 def next_block(block: int, read: int, size: int, most: int, most_bytes: int) -> int:

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field, replace
 from operator import gt, itemgetter, lt
 from typing import Final
 
+from indexer.scan.gather.blocks import bytes_of, even_share, next_block
 from indexer.scan.gather.scatter import CLIENT, SliceAnswers, Target, ask, monotonic, requests_of
 from indexer.scan.local.cursor import behind
 from indexer.scan.local.reader import INLINE_ROWS
@@ -42,9 +43,11 @@ from indexer.scan.plan.leases import BETWEEN_CALLS_MS
 from keytide.errors import invariant
 
 SKIP_BLOCK: Final = 8_192
-"""Keys that are dropped at once for an offset, over all slices: a megabyte or two."""
 COUNT_BLOCK: Final = 8_192
-"""Distinct keys that are gathered at once to be counted."""
+"""Keys that are left out at once for an offset, and distinct ones that are counted, over all slices."""
+FIRST_KEYS: Final = 1_024
+KEY_BYTES: Final = 4 << 20
+"""Of both so many at first, and as many as are so many bytes once it is seen how long they are."""
 
 
 @dataclass(slots=True)
@@ -113,7 +116,7 @@ async def gather(
         if hungry:
             still = wanted - len(taken)
             unread = sum(source.more for source in sources)
-            block = min(still, max(2 * block, _even_share(still, unread)))
+            block = min(still, max(2 * block, even_share(still, unread)))
             try:
                 await _fill(target, nodes, hungry, reverse, block, result, skip=result.offset_left)
             except OutOfTimeError:
@@ -196,11 +199,12 @@ async def _skip(
 ) -> tuple[bytes, bytes]:
     """Leave out the first `offset_left` entries of several slices; returns the place behind them and the last
     key left out. When they are not all left out, `more` tells whether there are any others."""
-    last = b""
+    last, block = b"", min(FIRST_KEYS, SKIP_BLOCK)
     while result.offset_left:
         sources = [_SliceCursor(number, after) for number in sorted(target.nodes)]
-        block = _even_share(min(result.offset_left, SKIP_BLOCK), len(sources))
-        await _fill(target, nodes, sources, reverse, block, result, keys_only=True)
+        share = even_share(min(result.offset_left, block), len(sources))
+        await _fill(target, nodes, sources, reverse, share, result, keys_only=True)
+        block = _next(block, sources, SKIP_BLOCK)
         open_ends = any(source.more for source in sources)
         frontier = _frontier(sources, reverse) if open_ends else b""
         final = _final(sources, reverse, distinct=target.distinct)
@@ -258,11 +262,12 @@ async def _count(target: Target, nodes: SliceReader, result: Gathered, apart: bo
     """Add what is counted to the result. Raises as `count`."""
     deadline = monotonic() + target.left_s
     if target.distinct and not apart and len(target.nodes) > 1:
-        after, last = b"", b""
+        after, last, block = b"", b"", min(FIRST_KEYS, COUNT_BLOCK)
         while True:
             sources = [_SliceCursor(number, after) for number in sorted(target.nodes)]
-            share = _even_share(COUNT_BLOCK, len(sources))
+            share = even_share(block, len(sources))
             await _fill(target, nodes, sources, False, share, result, keys_only=True)
+            block = _next(block, sources, COUNT_BLOCK)
             if open_ends := any(source.more for source in sources):
                 after = _frontier(sources, False)
             final = _once(_final(sources, False, distinct=True), last)
@@ -286,10 +291,10 @@ def _check_time(deadline: float, target: Target, result: Gathered) -> None:
         raise CountTimeoutError(result.count, target.timeout_s)
 
 
-def _even_share(rows: int, slices: int) -> int:
-    """How many of `rows` a slice holds at most, very likely, when they fall to `slices` by a hash."""
-    mean = rows / slices
-    return rows if slices == 1 else math.ceil(mean + 3 * math.sqrt(mean)) + 3
+def _next(block: int, sources: Sequence[_SliceCursor], most: int) -> int:
+    """How many keys to gather next."""
+    read = [entry for source in sources for entry in source.entries[::16]]
+    return next_block(block, len(read), bytes_of(read), most, KEY_BYTES)
 
 
 async def _fill(
