@@ -66,13 +66,20 @@ def line_of(seen: Floats) -> Shape:
     return shapely.linestrings(seen)
 
 
+def one_of(polygons: Shape) -> Shape | None:
+    """One shape of some polygons that do not overlap; None of none."""
+    if not len(polygons):
+        return None
+    return polygons[0] if len(polygons) == 1 else shapely.multipolygons(polygons)
+
+
 def together(polygons: list[Shape], lines: list[Shape], points: Floats) -> Shape | None:
     """One shape of several; None of nothing. Polygons that overlap become their union: GEOS's predicates are
     of valid shapes."""
     found: list[Shape] = []
     if len(polygons) > 1:
-        many = shapely.multipolygons(polygons) if _are_simple(polygons) else None
-        found.append(many if many is not None and shapely.is_valid(many) else shapely.union_all(polygons))
+        many = shapely.multipolygons(shapely.get_parts(polygons))
+        found.append(many if shapely.is_valid(many) else shapely.union_all(polygons))
     else:
         found += polygons
     if len(lines) > 1 and all(shapely.get_type_id(one) == 1 for one in lines):
@@ -84,8 +91,3 @@ def together(polygons: list[Shape], lines: list[Shape], points: Floats) -> Shape
     if len(found) > 1:
         return shapely.geometrycollections(found)
     return found[0] if found else None
-
-
-def _are_simple(polygons: list[Shape]) -> bool:
-    """Whether all are polygons: a piece may be several."""
-    return all(shapely.get_type_id(one) == 3 for one in polygons)

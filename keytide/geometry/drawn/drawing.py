@@ -11,8 +11,9 @@ rectangle of (u, v). These planes are called *charts*; a planar geometry has one
 A geometry is *whole* on a chart when all of it is within 78 degrees of the chart's middle (`LEAST_W`).
 Anything up to some 20 degrees wide is whole on the chart of its first position's face at least. Two
 geometries that are whole on one chart are compared there. What is whole on none, or not on the same, is
-compared face by face, by pieces: what is seen of it on the face's square (`keytide.geometry.drawn.wide` for
-single polygons and edges that are themselves so wide).
+compared face by face, by pieces: what is seen of it on the face's square. A single polygon is cut to pieces on
+a chart of its own, around its middle (`keytide.geometry.drawn.turned`), and only one that is not whole there
+by what its edges do on each face (`keytide.geometry.drawn.wide`).
 
 Inside of a ring is the smaller side of it: where a ring is whole, the side that does not reach the chart's
 horizon.
@@ -46,9 +47,9 @@ from keytide.geometry.drawn.charts import (
 from keytide.geometry.drawn.flat import FlatShape
 from keytide.geometry.drawn.quiet import quietly
 from keytide.geometry.drawn.sphere import Floats, degrees, vectors
+from keytide.geometry.drawn.turned import LEAST_W, TurnedPolygon
 from keytide.geometry.geojson import NotAGeometryError, Parts
 
-LEAST_W: Final = 0.2
 _HALO: Final = 1e-9
 """In units of a chart; a thousand times the tolerance."""
 _ANTIPODAL: Final = 1e-9
@@ -98,6 +99,7 @@ class Drawing:
         self._drawn: dict[int, Shape] = {}
         self._halos: dict[int, Shape] = {}
         self._pieces: dict[int, Shape | None] = {}
+        self._turned: dict[int, TurnedPolygon | None] = {}
         self._flat: FlatShape | None = None
 
     def prepared(self) -> Drawing:
@@ -175,7 +177,7 @@ class Drawing:
             if all(ahead[a:b].all() for a, b in rings):
                 polygons.append(polygon_of(flat, rings))
             elif reaches(self.vector[slice(*rings[0])], axis):
-                polygons.append(wide.polygon_piece([self.vector[a : b - 1] for a, b in rings], face))
+                polygons.append(self._polygon_piece(rings, face))
         for a, b in self.lines:
             if ahead[a:b].all():
                 lines.append(line_of(flat[a:b]))
@@ -184,6 +186,16 @@ class Drawing:
         near = flat[: self.points][ahead[: self.points]]
         shape = together([one for one in polygons if one is not None], lines, near)
         return shape if shape is not None and shapely.intersects(shape, SQUARE) else None
+
+    def _polygon_piece(self, rings: list[Stretch], face: int) -> Shape | None:
+        """What is seen on a face of a polygon that is not whole on its chart."""
+        at = rings[0][0]
+        if at not in self._turned:
+            self._turned[at] = TurnedPolygon.of([self.vector[a:b] for a, b in rings])
+        turned = self._turned[at]
+        if turned is not None:
+            return turned.piece(face)
+        return wide.polygon_piece([self.vector[a : b - 1] for a, b in rings], face)
 
     # --- is it one? ---------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import shapely
 from numpy.typing import NDArray
 
 from keytide.geometry.drawn.charts import Shape, uvw
-from keytide.geometry.drawn.drawing import LEAST_W
+from keytide.geometry.drawn.turned import LEAST_W
 from keytide.geometry.drawn.meeting import TOLERANCE, covers_on
 from keytide.geometry.drawn.quiet import quietly
 from keytide.geometry.drawn.sphere import Floats, vectors

@@ -4,31 +4,38 @@ Theory of operation
 ===================
 An edge's chord is straight in space, so it is clipped against the pyramid of a face, before it is projected.
 The clipped edges of a polygon and the face's square cut the square into areas; each of these is inside or
-outside as a whole, as a point of it tells. That point is asked on the sphere: a way from it to a point that
-is known to be inside crosses the ring an even number of times, or an odd one. That is one arc, or two, none
-of which comes near a corner of the ring, as the shortest way often does: the points asked are middles of
-faces, and corners have round numbers of degrees.
+outside as a whole, as the edge tells that it lies beside: edges are turned so that the inside is left of
+them. So the work grows with the edges, and not with edges times areas.
 
-All of this takes milliseconds, and is for what spans a third of the earth or more.
+Where no edge bounds an area, which is the whole square then, a point of it is asked on the sphere: a way from
+it to a point that is known to be inside crosses the ring an even number of times, or an odd one. That is one
+arc, or two, none of which comes near a corner of the ring, as the shortest way often does: the points asked
+are middles of faces, and corners have round numbers of degrees.
+
+All of this takes milliseconds, and is for single polygons that span nearly half of the earth: what is less
+wide has a chart of its own (`keytide.geometry.drawn.drawing`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import shapely
+from numpy.typing import NDArray
 
-from keytide.geometry.drawn.charts import AXES, FACES, SQUARE, Shape, uvw
+from keytide.geometry.drawn.charts import AXES, BORDER, FACES, SQUARE, Shape, one_of, uvw
 from keytide.geometry.drawn.sphere import Floats, crossings, normals, signed_area
 
 _CLIP: Final = 1.01
 """Edges are clipped somewhat beyond the square, so that they cross its sides."""
 _CLEAR: Final = 1e-9
 """Radians from all corners at which an arc is far from rounding."""
+_ON_SIDE: Final = 1e-12
+"""In units of a chart: what is so near to a side of the square is on it."""
 _TURN: Final = math.pi * (3 - math.sqrt(5))
 
 
@@ -43,8 +50,12 @@ _BETWEEN: Final = tuple(_direction(number, 40) for number in range(39))
 """Where a way of two arcs may lead by."""
 
 
-def clipped(start: Floats, end: Floats, face: int) -> list[Shape]:
-    """What of edges is on a face, as lines on its chart."""
+def clip(start: Floats, end: Floats, face: int) -> tuple[Floats, NDArray[np.int64]]:
+    """What of edges is on a face.
+
+    Returns:
+        (ends on its chart (k, 2, 2), in the direction of the edges; which edge each is of (k,)).
+    """
     a, b = uvw(start, face), uvw(end, face)
     low, high = np.zeros(len(a)), np.ones(len(a))
     for axis in (0, 1):
@@ -55,13 +66,19 @@ def clipped(start: Floats, end: Floats, face: int) -> list[Shape]:
             low = np.where(crosses & (at < 0), np.maximum(low, where), low)
             high = np.where(crosses & (at >= 0), np.minimum(high, where), high)
             high = np.where((at < 0) & (to < 0), -1.0, high)
-    seen = low < high
+    seen = np.flatnonzero(low < high)
     a, b, low, high = a[seen], b[seen], low[seen][:, None], high[seen][:, None]
     first, last = a + low * (b - a), a + high * (b - a)
     first = np.where(low == 0, a, first)
     last = np.where(high == 1, b, last)
     pairs = np.stack((first[:, :2] / first[:, 2:], last[:, :2] / last[:, 2:]), axis=1)
-    return list(shapely.linestrings(pairs[(pairs[:, 0] != pairs[:, 1]).any(axis=1)]))
+    long = (pairs[:, 0] != pairs[:, 1]).any(axis=1)
+    return pairs[long], seen[long]
+
+
+def clipped(start: Floats, end: Floats, face: int) -> list[Shape]:
+    """The same as lines."""
+    return list(shapely.linestrings(clip(start, end, face)[0]))
 
 
 def polygon_piece(rings: list[Floats], face: int) -> Shape | None:
@@ -70,21 +87,53 @@ def polygon_piece(rings: list[Floats], face: int) -> Shape | None:
     Args:
         rings: outline and holes, as vectors, the first one not repeated.
     """
-    edges = [line for ring in rings for line in clipped(ring, np.roll(ring, -1, axis=0), face)]
-    sides = [_Side(ring) for ring in rings]
-    if not edges:
-        areas = [SQUARE]
-    else:
-        lines = shapely.union_all([*edges, shapely.boundary(SQUARE)])
-        areas = list(shapely.get_parts(shapely.polygonize([lines])))
-    inside = []
-    for area in areas:
-        spot = shapely.get_coordinates(shapely.point_on_surface(area))[0]
-        place = np.array([*spot, 1.0]) @ AXES[face]
-        place = place / np.linalg.norm(place)
-        if sides[0].holds(place) and not any(hole.holds(place) for hole in sides[1:]):
-            inside.append(area)
-    return shapely.union_all(inside) if inside else None
+    turned = [_turned(ring) for ring in rings[:1]] + [_turned(ring)[::-1] for ring in rings[1:]]
+    start = np.concatenate(turned)
+    end = np.concatenate([np.roll(ring, -1, axis=0) for ring in turned])
+    pairs, _ = clip(start, end, face)
+    if not len(pairs):
+        return SQUARE if _holds(rings, AXES[face][2]) else None
+    edges = shapely.linestrings(pairs)
+    lines = shapely.union_all([*edges, shapely.boundary(SQUARE)])
+    areas = shapely.orient_polygons(shapely.get_parts(shapely.polygonize([lines])))
+    areas = areas[np.abs(shapely.bounds(areas)).max(axis=1) < BORDER + _ON_SIDE]
+    inside = areas[_are_left(areas, edges, pairs, lambda place: _holds(rings, place @ AXES[face]))]
+    return one_of(inside)
+
+
+def _are_left(
+    areas: Shape, edges: Shape, pairs: Floats, holds: Callable[[Floats], bool]
+) -> NDArray[np.bool_]:
+    """Which of the areas that edges and the square bound lie left of the edges that they lie beside.
+
+    Args:
+        areas: so oriented that each lies left of its rings.
+        edges, pairs: the edges, as lines and as their ends.
+        holds: asked of a place of an area that has none, (u, v, 1).
+    """
+    found = np.zeros(len(areas), bool)
+    rings, area = shapely.get_rings(areas, return_index=True)
+    at, ring = shapely.get_coordinates(rings, return_index=True)
+    inner = np.flatnonzero(ring[1:] == ring[:-1])
+    start, end = at[inner], at[inner + 1]
+    of = area[ring[inner]]
+    on_side = (np.abs(np.abs(start) - BORDER) < _ON_SIDE) & (np.abs(start - end) < _ON_SIDE)
+    length = np.where(on_side.any(axis=1), -1.0, ((end - start) ** 2).sum(axis=1))
+    order = np.lexsort((length, of))
+    longest = order[np.append(np.flatnonzero(np.diff(of[order])), len(order) - 1)]
+    told = longest[length[longest] > 0]
+    beside = shapely.STRtree(edges).nearest(shapely.points((start[told] + end[told]) / 2))
+    along = pairs[beside, 1] - pairs[beside, 0]
+    found[of[told]] = ((end[told] - start[told]) * along).sum(axis=1) > 0
+    for one in of[longest[length[longest] <= 0]].tolist():
+        spot = shapely.get_coordinates(shapely.point_on_surface(areas[one]))[0]
+        found[one] = holds(np.array([*spot, 1.0]))
+    return found
+
+
+def _holds(rings: list[Floats], place: Floats) -> bool:
+    place = place / np.linalg.norm(place)
+    return _Side(rings[0]).holds(place) and not any(_Side(hole).holds(place) for hole in rings[1:])
 
 
 def fault_of(rings: list[Floats]) -> tuple[str, Floats] | None:
@@ -111,13 +160,17 @@ def _distinct(ring: Floats) -> Floats:
     return kept
 
 
+def _turned(ring: Floats) -> Floats:
+    """The same ring, its smaller side on the left."""
+    ring = _distinct(ring)
+    return ring[::-1] if signed_area(ring) > 2 * math.pi else ring
+
+
 class _Side:
     """The smaller side of a ring."""
 
     def __init__(self, ring: Floats) -> None:
-        ring = _distinct(ring)
-        if signed_area(ring) > 2 * math.pi:
-            ring = ring[::-1]
+        ring = _turned(ring)
         self.start, self.end = ring, np.roll(ring, -1, axis=0)
         self.within = self._point()
 
