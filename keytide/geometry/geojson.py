@@ -47,6 +47,14 @@ class NotAGeometryError(CallerError, ValueError):
     status = 422
 
 
+class TooComplexError(NotAGeometryError):
+    """A geometry is more work than one may be: its edges lie across one another by the million, or hundreds of
+    its polygons are as wide as continents. Simplify it, or split it into several. Such a document goes to the
+    skip ledger."""
+
+    problem_type = "geometry-too-complex"
+
+
 @dataclass(slots=True)
 class Parts:
     """What a geometry consists of. A ring is closed: its last position is its first one; the first ring of a

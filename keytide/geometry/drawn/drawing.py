@@ -11,9 +11,11 @@ rectangle of (u, v). These planes are called *charts*; a planar geometry has one
 A geometry is *whole* on a chart when all of it is within 78 degrees of the chart's middle (`LEAST_W`).
 Anything up to some 20 degrees wide is whole on the chart of its first position's face at least. Two
 geometries that are whole on one chart are compared there. What is whole on none, or not on the same, is
-compared face by face, by pieces: what is seen of it on the face's square. A single polygon is cut to pieces on
-a chart of its own, around its middle (`keytide.geometry.drawn.turned`), and only one that is not whole there
-by what its edges do on each face (`keytide.geometry.drawn.wide`).
+compared face by face, by pieces: what is seen of it on the face's square. A single polygon is cut to pieces
+on a chart of its own, around its middle (`keytide.geometry.drawn.turned`), and only one that is not whole
+there by what its edges do on each face (`keytide.geometry.drawn.wide`).
+
+How much work that is has a limit (`keytide.geometry.drawn.work`), which is looked at before GEOS is asked.
 
 Inside of a ring is the smaller side of it: where a ring is whole, the side that does not reach the chart's
 horizon.
@@ -48,10 +50,13 @@ from keytide.geometry.drawn.flat import FlatShape
 from keytide.geometry.drawn.quiet import quietly
 from keytide.geometry.drawn.sphere import Floats, degrees, vectors
 from keytide.geometry.drawn.turned import LEAST_W, TurnedPolygon
+from keytide.geometry.drawn.work import TURNED, WIDE, Work
 from keytide.geometry.geojson import NotAGeometryError, Parts
 
 _HALO: Final = 1e-9
 """In units of a chart; a thousand times the tolerance."""
+_SMALL: Final = 0.2
+"""In units of the sphere's radius: what is less wide is nearly always whole where it reaches."""
 _ANTIPODAL: Final = 1e-9
 """Two ends of an edge that are so near to opposite, 6 mm, have no shorter way between them."""
 
@@ -105,7 +110,9 @@ class Drawing:
     def prepared(self) -> Drawing:
         """One more of the same, whose shapes are prepared (indexed by GEOS) for many questions of one thread:
         the indexes of GEOS are built as questions come, without a lock."""
-        return Drawing(self.parts, self.geographic, True)
+        made = Drawing(self.parts, self.geographic, True)
+        made._turned = self._turned
+        return made
 
     def stretches(self) -> Iterable[Stretch]:
         """Lines and rings."""
@@ -189,13 +196,17 @@ class Drawing:
 
     def _polygon_piece(self, rings: list[Stretch], face: int) -> Shape | None:
         """What is seen on a face of a polygon that is not whole on its chart."""
-        at = rings[0][0]
-        if at not in self._turned:
-            self._turned[at] = TurnedPolygon.of([self.vector[a:b] for a, b in rings])
-        turned = self._turned[at]
+        turned = self._turned_polygon(rings)
         if turned is not None:
             return turned.piece(face)
         return wide.polygon_piece([self.vector[a : b - 1] for a, b in rings], face)
+
+    def _turned_polygon(self, rings: list[Stretch]) -> TurnedPolygon | None:
+        """A polygon on its own chart; None of one that is too wide. Made once, and never changed."""
+        at = rings[0][0]
+        if at not in self._turned:
+            self._turned[at] = TurnedPolygon.of([self.vector[a:b] for a, b in rings])
+        return self._turned[at]
 
     # --- is it one? ---------------------------------------------------------------
 
@@ -214,37 +225,77 @@ class Drawing:
                     raise NotAGeometryError(
                         f"the edge at ({x:g} {y:g}) goes half around the earth: which way?"
                     )
+        self._weigh()
         for number, rings in enumerate(self.polygons, 1):
             of = f" of polygon {number}" if len(self.polygons) > 1 else ""
             self._check_rings(rings, of)
 
+    def _weigh(self) -> None:
+        """See that what GEOS is to do with the polygons is not too much.
+
+        Raises:
+            TooComplexError: it is.
+        """
+        if not self.polygons:
+            return
+        work = Work()
+        starts = [(a, b, number) for number, rings in enumerate(self.polygons) for a, b in rings]
+        first = np.concatenate([np.arange(a, b - 1) for a, b, _ in starts])
+        polygon = np.repeat([number for *_, number in starts], [b - a - 1 for a, b, _ in starts])
+        if self.whole:
+            seen = self.project(self.whole[0])
+            work.compare(np.stack((seen[first], seen[first + 1]), axis=1), polygon)
+            return
+        for rings in self.polygons:
+            if np.ptp(self.vector[rings[0][0] : rings[-1][1]], axis=0).max() < _SMALL:
+                continue
+            turned = self._turned_polygon(rings)
+            work.spend(WIDE if turned is None else TURNED)
+            if turned is not None:
+                work.compare(turned.edges(), np.zeros(len(turned.edges()), np.int64))
+        for face in FACES:
+            pairs, edge = wide.clip(self.vector[first], self.vector[first + 1], face)
+            work.compare(pairs, polygon[edge])
+
     def _check_rings(self, rings: list[Stretch], of: str) -> None:
         chart = self._chart_of(rings)
+        axes = AXES[chart or PLANE]
         if chart is None:
-            fault = wide.fault_of([self.vector[a : b - 1] for a, b in rings])
-            if fault is not None:
-                what, place = fault
-                x, y = degrees(place[None])[0]
-                raise NotAGeometryError(f"{what}{of} near ({x:.6g} {y:.6g})")
-            return
-        if self.whole and len(self.polygons) == 1 and not self.lines and not self.points:
+            turned = self._turned_polygon(rings)
+            if turned is None:
+                fault = wide.fault_of([self.vector[a : b - 1] for a, b in rings])
+                if fault is not None:
+                    what, place = fault
+                    x, y = degrees(place[None])[0]
+                    raise NotAGeometryError(f"{what}{of} near ({x:.6g} {y:.6g})")
+                return
+            axes, shape = turned.axes, turned.shape
+        elif self.whole and len(self.polygons) == 1 and not self.lines and not self.points:
             shape = self.on(chart)
         else:
-            shape = polygon_of(self.project(chart), rings)
+            shape = self._polygon_on(chart, rings)
         if not shapely.is_valid(shape):
-            raise NotAGeometryError(self._reason(shape, chart, of))
+            raise NotAGeometryError(self._reason(shape, axes, of))
 
     def _chart_of(self, rings: list[Stretch]) -> int | None:
-        """A chart on which one polygon is whole; None when there is none."""
+        """A face's chart on which one polygon is whole; None when there is none."""
         if self.whole:
             return self.whole[0]
-        for face in FACES:
-            w = uvw(self.vector, face)[:, 2]
-            if all((w[a:b] >= LEAST_W).all() for a, b in rings):
-                return face
-        return None
+        w = self.vector[rings[0][0] : rings[-1][1]] @ AXES[:, 2].T
+        whole = np.flatnonzero((w >= LEAST_W).all(axis=0))
+        return int(whole[0]) if len(whole) else None
 
-    def _reason(self, shape: Shape, chart: int, of: str) -> str:
+    def _polygon_on(self, chart: int, rings: list[Stretch]) -> Shape:
+        """One polygon on a chart that it is whole on: what that takes does not grow with the others."""
+        first, last = rings[0][0], rings[-1][1]
+        if self.geographic:
+            seen = uvw(self.vector[first:last], chart)
+            seen = seen[:, :2] / seen[:, 2:]
+        else:
+            seen = self.at[first:last]
+        return polygon_of(seen, [(a - first, b - first) for a, b in rings])
+
+    def _reason(self, shape: Shape, axes: Floats, of: str) -> str:
         told = str(shapely.is_valid_reason(shape))
         what, _, where = told.partition("[")
         said = _REASONS.get(what.strip(), what.strip().lower())
@@ -253,7 +304,7 @@ class Drawing:
         except ValueError:
             return f"{said}{of}"
         if self.geographic:
-            x, y = degrees(np.array([[x, y, 1.0]]) @ AXES[chart])[0]
+            x, y = degrees(np.array([[x, y, 1.0]]) @ axes)[0]
         return f"{said}{of} near ({x:.6g} {y:.6g})"
 
 

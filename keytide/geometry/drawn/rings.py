@@ -12,10 +12,11 @@ import shapely
 from numpy.typing import NDArray
 
 from keytide.geometry.drawn.charts import Shape, uvw
-from keytide.geometry.drawn.turned import LEAST_W
 from keytide.geometry.drawn.meeting import TOLERANCE, covers_on
 from keytide.geometry.drawn.quiet import quietly
 from keytide.geometry.drawn.sphere import Floats, vectors
+from keytide.geometry.drawn.turned import LEAST_W
+from keytide.geometry.drawn.work import ALONE
 
 Mask = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
@@ -57,7 +58,12 @@ def polygons_of(seen: Floats, counts: Numbers) -> Shape:
 @quietly
 def are_sound(at: Floats, counts: Numbers, geographic: bool) -> Mask:
     """Which of many rings neither cross nor touch themselves, as `Drawing.check` sees it; False, too, of
-    those on the globe that are whole on no chart."""
+    those on the globe that are whole on no chart, and of those that may be too much work."""
+    few = counts <= ALONE
+    if not few.all():
+        found = np.zeros(len(counts), bool)
+        found[few] = are_sound(at[few.repeat(counts)], counts[few], geographic)
+        return found
     if not len(counts):
         return np.zeros(0, bool)
     if not geographic:
