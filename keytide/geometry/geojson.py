@@ -48,7 +48,7 @@ class NotAGeometryError(CallerError, ValueError):
 
 
 class TooComplexError(NotAGeometryError):
-    """A geometry is more work than one may be: its edges lie across one another by the million, or hundreds of
+    """A geometry is more work than one may be: millions of its edges lie across one another, or hundreds of
     its polygons are as wide as continents. Simplify it, or split it into several. Such a document goes to the
     skip ledger."""
 
