@@ -66,7 +66,14 @@ from keytide.geometry.cells.covering import (
     quick_cells_of_rings,
 )
 from keytide.geometry.distance import bounds, distance, distances, load_libraries, ring_distances
-from keytide.geometry.geojson import MOST_NESTED, Frame, NotAGeometryError, Relation
+from keytide.geometry.geojson import (
+    MOST_NESTED,
+    Frame,
+    NotAGeometryError,
+    Relation,
+    TooComplexError,
+    is_small,
+)
 from keytide.geometry.nearby import nearest_points, spans_around
 from keytide.geometry.query_shape import QueryShape
 from keytide.geometry.shapes import (
@@ -89,6 +96,7 @@ __all__ = [
     "QueryShape",
     "Relation",
     "Rings",
+    "TooComplexError",
     "bounds",
     "cells_of",
     "distance",
@@ -96,6 +104,7 @@ __all__ = [
     "envelope",
     "geometry_of",
     "indexed_geometry",
+    "is_small",
     "known_geometry",
     "load_libraries",
     "nearest_points",

@@ -30,6 +30,8 @@ MOST_NESTED: Final = 8
 """GeometryCollections within one another."""
 MOST_PLANAR: Final = 1e150
 """Coordinates of a plane, at most: products of two of them are still numbers."""
+FEW_POSITIONS: Final = 64
+"""Of one line or polygon, with which all that is made ready of it takes some milliseconds."""
 _WHOLE: Final = 2.0**53
 """Whole numbers up to here are written as int, so that no document has two normal forms."""
 MOST_COORDINATES: Final[dict[Frame, tuple[float, float]]] = {
@@ -73,6 +75,19 @@ def read(value: object, frame: Frame) -> tuple[dict[str, Any], Parts]:
     """
     parts = Parts()
     return _read(value, frame, parts, 0), parts
+
+
+def is_small(value: object) -> bool:
+    """Whether a decoded JSON value takes some milliseconds to be read and covered, however wide it is: a
+    point, or one line or polygon of few positions. What is no geometry may be told either way."""
+    if not isinstance(value, dict):
+        return True
+    kind, coordinates = value.get("type"), value.get("coordinates")
+    if not isinstance(coordinates, (list, tuple)):
+        return kind != "GeometryCollection"
+    if kind == "Polygon":
+        return sum(len(ring) for ring in coordinates if isinstance(ring, (list, tuple))) <= FEW_POSITIONS
+    return kind in ("Point", "LineString", "MultiPoint") and len(coordinates) <= FEW_POSITIONS
 
 
 def known_parts(geojson: dict[str, Any]) -> Parts:

@@ -269,7 +269,7 @@ async def answer(shared: Reads, name: str, request: AggregateRequest, gone: Gone
             threads=shared.local.threads,
         )
 
-    agreed = await shared.read(index, shared.selection(request, index), request, seen, gone, work)
+    agreed = await shared.read(index, await shared.selected(request, index), request, seen, gone, work)
     result = agreed.gathered
     if len(result.groups) * len(plan.functions) <= _INLINE_VALUES:
         shown, count, more = _written(result, plan, wanted)

@@ -4,7 +4,7 @@ A scan, a count, an aggregate, a query, a stream differ in what they do with a `
 
     index = await shared.ready_index(name, moment, gone)
     seen = shared.session(moment)
-    selection = shared.selection(question, index)
+    selection = await shared.selected(question, index)
     agreed = await shared.read(index, selection, moment, seen, gone, work)  # work: Target -> SliceAnswers
     answer = {..., **shared.head(agreed.stamp, shared.seen_too(seen, index, agreed.stamp))}
 
@@ -21,6 +21,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -35,6 +36,7 @@ from indexer.scan.plan.directory import IndexDirectory, Scannable
 from indexer.scan.plan.errors import IndexNotReadyError, PageTokenTooLargeError, UnknownIndexError
 from indexer.scan.plan.radii import Radii
 from indexer.scan.plan.selection import Selection, Stamp, demanded_offsets, filter_json, selection_of
+from indexer.scan.plan.spatial import takes_long
 from indexer.scan.plan.tokens import HeldToken, Saw, Seen, SessionToken, Token, newest, saw_tip, sign, verify
 from indexer.scan.plan.waiting import Deadline, Gone, SnapshotNotifier
 from indexer.scan.request.request import Moment, Question
@@ -188,6 +190,12 @@ class Reads:
         else:
             return seen  # (no slice was asked)
         return newest(seen, {index.keyspace: saw}, self.directory.history)
+
+    async def selected(self, question: Question, index: Scannable, **how: bool) -> Selection:
+        """As `selection`; a place that takes long is made ready in a thread."""
+        if takes_long(question):
+            return await self.local.threads.run(partial(self.selection, question, index, **how))
+        return self.selection(question, index, **how)
 
     def selection(
         self,

@@ -111,7 +111,7 @@ class ScanService:
         index = await shared.ready_index(name, request, gone)
         seen = shared.session(request)
         limit, offset = page_bounds(request.limit, request.offset, self._settings)
-        selection = shared.selection(request, index, distinct=request.distinct, reverse=request.reverse)
+        selection = await shared.selected(request, index, distinct=request.distinct, reverse=request.reverse)
         columns = ["key"] if request.distinct else request.columns
         maker = RowMaker(index.shape, columns)
         check = None
@@ -220,7 +220,7 @@ class ScanService:
         shared = self.shared
         index = await shared.ready_index(name, request, gone)
         seen = shared.session(request)
-        selection = shared.selection(request, index, distinct=request.distinct)
+        selection = await shared.selected(request, index, distinct=request.distinct)
 
         async def work(target: Target) -> Gathered:
             return await count(target, shared.nodes, apart=index.shape.keys_apart)
@@ -310,13 +310,14 @@ async def page_of(
     limit: int,
     offset: int,
     most: int | None = None,
+    weight: int = 1,
 ) -> Gathered:
-    """A page of entries with its rows. If there is a next page, and the target has a lease, all its slices
-    keep the snapshot.
+    """A page of entries with its rows. If a next one follows, and with a lease, all slices keep the snapshot.
 
     Args:
         rows: makes the rows of entries.
         most: rows of all pages from this one on; None for no limit.
+        weight: how many common rows each takes as long as.
 
     Raises:
         SnapshotMissingError: a slice does not hold the snapshot, or is damaged.
@@ -326,7 +327,7 @@ async def page_of(
     try:
         gathered = await gather(target, shared.nodes, after, reverse, limit, offset)
         entries = gathered.entries
-        gathered.rows = await encoded(shared, len(entries), lambda: rows(entries))
+        gathered.rows = await encoded(shared, len(entries) * weight, lambda: rows(entries))
     except UNREADABLE:  # (each slice at the copy that has answered)
         await examine(target, shared.nodes, after, reverse, limit + offset)
         raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from indexer.scan.local.filtering import Test, picked
 from indexer.scan.local.place_filter import PlaceTest
@@ -116,6 +117,11 @@ class OncePerDocument:
         self._inner.release()
 
 
+MOST_TESTED_BYTES: Final = 2_500
+"""Of a filter that is tested at once: what shapes it has are of few positions, and so soon made ready."""
+_OF_SEVERAL: Final = (b"MultiPolygon", b"MultiLineString", b"GeometryCollection")
+
+
 class NotShortError(Exception):
     """A read that was begun at once is none that ends soon."""
 
@@ -190,5 +196,8 @@ def finds_places(request: ReadRequest, most: int) -> bool:
     """
     span, paging, shape = request.span, request.paging, request.shape
     if shape.task or shape.examine or shape.distinct or paging.skip or not paging.limit or any(span.after):
+        return False
+    tested = shape.filter
+    if len(tested) > MOST_TESTED_BYTES or any(kind in tested for kind in _OF_SEVERAL):
         return False
     return all(high is not None for _, high in span.spans) and paging.limit <= most

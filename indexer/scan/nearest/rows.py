@@ -17,7 +17,7 @@ from indexer.scan.nearest.here import nearest_here
 from indexer.scan.nearest.search import nearest
 from indexer.scan.peer.messages import TIP
 from indexer.scan.plan.errors import UnknownIndexError
-from indexer.scan.plan.spatial import nearest_of
+from indexer.scan.plan.spatial import is_point, nearest_of
 from indexer.scan.plan.waiting import Gone
 from indexer.scan.request.request import Near, ScanRequest
 from indexer.scan.shape.rows import RowMaker, encode
@@ -38,11 +38,17 @@ async def scan_nearest(
     index = await shared.ready_index(name, request, gone)
     seen = shared.session(request)
     wanted, _ = page_bounds(near.limit, 0, shared.settings)
-    selection = shared.selection(request, index, nearest=True)
+    selection = await shared.selected(request, index, nearest=True)
     record = shared.view.catalog().index(index.id)
     if record is None:
         raise UnknownIndexError(f"there is no index {name!r} any more")
-    to = nearest_of(near, record.definition.keys[0].expression, index.shape.srid)
+    key, srid = record.definition.keys[0].expression, index.shape.srid
+    at_once = is_point(near.point)
+    to = (
+        nearest_of(near, key, srid)
+        if at_once
+        else await shared.local.threads.run(nearest_of, near, key, srid)
+    )
     maker = RowMaker(index.shape, request.columns)
 
     reach = math.inf if near.metres is None else near.metres

@@ -87,7 +87,7 @@ async def nearest(
         result.searches += 1
         is_last = radius >= whole
         every = is_last or narrowed >= MOST_NARROWED
-        spans = search.spans if is_last else search.around(radius)
+        spans = search.spans if is_last else await search.around(radius)
         found = await search.within(spans, math.inf if is_last else radius, every=every)
         if found is None:
             high, narrowed = radius, narrowed + 1
@@ -130,9 +130,11 @@ class _Search:
     rule: Partitioning | None
     column: DistanceColumn
 
-    def around(self, radius: float) -> list[Span]:
+    async def around(self, radius: float) -> list[Span]:
         """What of the target may lie within a radius."""
-        cells = cells_within(self.to, self.column.place, radius)
+        asked = self.to, self.column.place, radius
+        at_once = self.column.place.is_point
+        cells = cells_within(*asked) if at_once else await self.shared.local.threads.run(cells_within, *asked)
         return intersected(self.spans, spans_of_cells(cells))
 
     def at(self, spans: list[Span]) -> Target:
@@ -195,8 +197,7 @@ class _Search:
             away = self.column.of(entries)
             return [(float(away[at]), entries[at]) for at in np.flatnonzero(away <= most).tolist()]
 
-        if len(entries) <= ROW_LIMIT and are_quick(
-            [value for _, value in entries], areas=self.column.together
-        ):
+        few = self.column.together and len(entries) <= ROW_LIMIT
+        if few and are_quick([value for _, value in entries], areas=True):
             return work()
         return await self.shared.local.threads.run(work)

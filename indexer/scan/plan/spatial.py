@@ -9,7 +9,7 @@ import msgspec
 from indexer.scan.request.request import Near, Question
 from keytide.definition.expression import DistanceTo, Expression, PlaceLiteral, Relates, RelationName
 from keytide.errors import CallerError
-from keytide.geometry import NotAGeometryError, envelope, geometry_of, point
+from keytide.geometry import NotAGeometryError, TooComplexError, envelope, geometry_of, is_small, point
 from keytide.structure.spatial import frame_of
 
 
@@ -21,7 +21,21 @@ class NotSpatialError(CallerError):
 
 
 MAX_PLACE_BYTES: Final = 32 * 1024
-"""Some 1,500 positions: what is made ready of them on the event loop takes milliseconds."""
+"""Some 1,500 positions."""
+
+
+def takes_long(question: Question) -> bool:
+    """Whether the place that a request asks about is to be made ready in a thread: it may take longer than
+    others can be kept waiting for."""
+    if question.near is not None:
+        return not is_point(question.near.point)
+    given = next((one for one in (question.within, question.contains, question.intersects) if one), None)
+    return not is_small(given)
+
+
+def is_point(value: object) -> bool:
+    """Whether a place of a request can be nothing but a point."""
+    return isinstance(value, list) or (isinstance(value, dict) and value.get("type") == "Point")
 
 
 def place_condition(question: Question, key: Expression | None, srid: int) -> Relates | None:
@@ -86,6 +100,14 @@ def place_literal(field: str, value: object, srid: int) -> PlaceLiteral:
             geometry = envelope(value[0], value[1], value[2], value[3], frame)
         else:
             raise NotAGeometryError(f"{len(value)} numbers are neither a point nor a box")
+    except TooComplexError as error:
+        raise CallerError(
+            f"{field}: the geometry {error}",
+            status=422,
+            problem_type=error.problem_type,
+            next_step="simplify the shape, or split it and ask for its parts one by one",
+            errors=[{"field": field, "problem": str(error)}],
+        ) from error
     except NotAGeometryError as error:
         raise CallerError(
             f"{field}: this is no geometry: {error}",

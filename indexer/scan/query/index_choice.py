@@ -10,6 +10,7 @@ looked up by its id once the plan is there, and read if it still serves; else th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
@@ -25,10 +26,14 @@ from indexer.scan.query.sizes import IndexSizes
 from keytide.query.parse.select import Select
 from keytide.query.parse.statement import parse_query
 from keytide.query.plan.choose import NoIndexError, choose, described
-from keytide.query.plan.plan import Candidate, Plan, plan_on
+from keytide.query.plan.plan import Candidate, Plan, Refusal, plan_on
 
 _INLINE_CHARACTERS: Final = 2_000
 """Longer queries are parsed and planned in a thread."""
+_SHAPES: Final = re.compile(r"ST_(GeomFromGeoJSON|MakeEnvelope)", re.IGNORECASE)
+_INLINE_SHAPES: Final = 1
+"""So are queries of more shapes, or of one in GeoJSON that may be several: each takes some milliseconds."""
+_OF_SEVERAL: Final = re.compile(r"Multi|GeometryCollection")
 PLANNINGS: Final = 3
 """How often a query is planned whose indexes are replaced or dropped while it is."""
 
@@ -50,9 +55,15 @@ class IndexChooser:
         Raises:
             InvalidStatementError: there is none; says why and where.
         """
-        if len(text) <= _INLINE_CHARACTERS:
+        if _is_soon_planned(text):
             return parse_query(text)
         return await self._shared.local.threads.run(parse_query, text)
+
+    async def plan_on(self, select: Select, candidate: Candidate) -> Plan | Refusal:
+        """As `keytide.query.plan.plan.plan_on`."""
+        if _is_soon_planned(select.text):
+            return plan_on(select, candidate)
+        return await self._shared.local.threads.run(plan_on, select, candidate)
 
     async def chosen(
         self, select: Select, request: QueryRequest, gone: Gone
@@ -96,7 +107,7 @@ class IndexChooser:
         except NoIndexError as none:
             if only is not None:
                 none.next_step = f"leave `at` out: it is of another index; or {none.next_step}"
-            for name in _unready(select, candidates):
+            for name in await self._unready(select, candidates):
                 with suppress(UnknownIndexError):  # (it was dropped: the query has not named it)
                     await self._shared.ready_index(name, request, gone)
                 return await self._planned(select, await self._candidates(select.keyspace, only))
@@ -105,9 +116,14 @@ class IndexChooser:
     async def _planned(self, select: Select, candidates: list[Candidate]) -> tuple[Plan, dict[str, Any]]:
         indexes = list(self._shared.view.catalog().indexes())
         taken, keyspaces = {one.name for one in indexes}, {one.keyspace for one in indexes}
-        if len(select.text) <= _INLINE_CHARACTERS:
+        if _is_soon_planned(select.text):
             return _choose(select, candidates, taken, keyspaces)
         return await self._shared.local.threads.run(_choose, select, candidates, taken, keyspaces)
+
+    async def _unready(self, select: Select, candidates: list[Candidate]) -> list[str]:
+        """Indexes that would serve if they were ready."""
+        waiting = [replace(one, trouble="") for one in candidates if one.trouble]
+        return [one.name for one in waiting if isinstance(await self.plan_on(select, one), Plan)]
 
     async def _candidates(self, keyspace: str, only: str | None) -> list[Candidate]:
         """The indexes of a keyspace.
@@ -143,7 +159,10 @@ def _choose(
     return plan, described(plan, others, refusals)
 
 
-def _unready(select: Select, candidates: list[Candidate]) -> list[str]:
-    """Indexes that would serve if they were ready."""
-    waiting = [replace(one, trouble="") for one in candidates if one.trouble]
-    return [one.name for one in waiting if isinstance(plan_on(select, one), Plan)]
+def _is_soon_planned(text: str) -> bool:
+    """Whether a query is parsed and planned in some milliseconds."""
+    return (
+        len(text) <= _INLINE_CHARACTERS
+        and len(_SHAPES.findall(text)) <= _INLINE_SHAPES
+        and _OF_SEVERAL.search(text) is None
+    )

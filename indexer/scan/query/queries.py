@@ -36,7 +36,7 @@ from indexer.scan.query.request import QueryRequest, QueryToken
 from indexer.scan.query.rows import OutputMaker, Sorted, sorted_rows
 from indexer.scan.request.request import InvalidRequestError
 from indexer.scan.shape.rows import encode
-from keytide.query.plan.plan import Candidate, Plan, plan_on
+from keytide.query.plan.plan import Candidate, Plan
 
 
 class QueryService:
@@ -107,7 +107,8 @@ class QueryService:
             raise PageSnapshotGoneError("the index that served the query was dropped", next_step="ask again")
         index = await shared.ready_index(record.name, request, gone, record.id)
         select = await self._chooser.parsed(token.sql)
-        plan = plan_on(select, Candidate(record.name, record.definition, splits=record.splits, id=record.id))
+        candidate = Candidate(record.name, record.definition, splits=record.splits, id=record.id)
+        plan = await self._chooser.plan_on(select, candidate)
         if not isinstance(plan, Plan):
             raise InvalidTokenError(
                 f"this node does not read the query as the one that made the token did ({plan.reason})",
@@ -193,7 +194,8 @@ class _PlannedQuery:
         """
         if not limit:
             return Gathered()
-        return await page_of(target, self.shared, maker.rows, after, reverse, limit, offset, left)
+        rows, weight = maker.rows, maker.weight
+        return await page_of(target, self.shared, rows, after, reverse, limit, offset, left, weight)
 
     def _rows_answer(self, agreed: Agreed[Gathered], token: PageToken, left: int | None) -> WrittenAnswer:
         """The answer with a page of rows.

@@ -26,17 +26,22 @@ from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.scatter import SliceAnswers, Target
 from indexer.scan.gather.service import UNREADABLE
 from indexer.scan.gather.story import add_answers
+from indexer.scan.local.reader import INLINE_ROWS
 from indexer.scan.local.tasks import Pace
 from indexer.scan.nearest.search import nearest
 from indexer.scan.peer.messages import Entry, OutOfTimeError
 from keytide.collation import encode_part, to_json_value
 from keytide.definition.binding import Binding, Needs
+from keytide.definition.expression import DistanceTo, Node, walk
 from keytide.definition.index import IndexDefinition
+from keytide.definition.spatial.meaning import geometry_literal
 from keytide.errors import CallerError
 from keytide.geometry import CELL_BYTES
 from keytide.query.parse.expressions import AggregateCall
 from keytide.query.plan.plan import Plan
 
+DISTANCE_ROWS: Final = 20
+"""A distance from a point takes as long as so many rows; one from a shape as its positions make it."""
 SORT_BLOCK: Final = 2_000
 """Entries that are read at once to be sorted, over all slices, or `scan.stream_block_bytes` of them. They are
 merged on the event loop: a millisecond."""
@@ -52,6 +57,13 @@ Placed = tuple[bytes, bytes, list[Any], int]
 def _by_id(one: Placed) -> tuple[bytes, bytes]:
     """A row of a spatial index has its place by its document: its entry is another one by what is read."""
     return one[0], one[1][CELL_BYTES:]
+
+
+def _weight(node: Node) -> int:
+    """Of what is worked out for a row."""
+    if not isinstance(node, DistanceTo):
+        return 1
+    return DISTANCE_ROWS if geometry_literal(node.place).is_point else INLINE_ROWS
 
 
 class TooManyRowsError(CallerError):
@@ -77,6 +89,9 @@ class OutputMaker:
 
     Args:
         plan: not of groups.
+
+    Attributes:
+        weight: how many rows without distances a row takes as long as.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -88,6 +103,7 @@ class OutputMaker:
         )
         self._outputs = [binding.value(one) for one in outputs]
         self._order = [(binding.value(one.value), one.descending) for one in order]  # type: ignore[arg-type]
+        self.weight = max((_weight(node) for one in outputs for node in walk(one)), default=1)
         needs = Needs()
         for value in [*outputs, *(one.value for one in order)]:
             needs |= binding.needs(value)  # type: ignore[arg-type]

@@ -184,7 +184,7 @@ class Streams:
         shared = self._shared
         index = await shared.ready_index(name, request, gone)
         seen = shared.session(request)
-        selection = shared.selection(request, index, distinct=request.distinct, reverse=request.reverse)
+        selection = await shared.selected(request, index, distinct=request.distinct, reverse=request.reverse)
         page_bounds(None, request.offset, shared.settings)
         held = await shared.open(index, selection, request, seen, gone)
         reader = self._reader(held, index, selection, request)

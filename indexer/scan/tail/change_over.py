@@ -58,7 +58,7 @@ class ChangeOver:
         if now is None:
             return
         self._next_look = monotonic() + LOOK_S
-        selection = self._shared.selection(self._request, now)
+        selection = await self._shared.selected(self._request, now)
         told = await same_moment(self._shared, now, selection, fresh, min(self._timeout_s, LOOK_S))
         if told is not None:
             self.close()

@@ -385,7 +385,7 @@ class Tails:
             layout = verify(resume, TailToken, shared.directory.secret()).held.index if resume else ""
             index = await shared.ready_index(name, request, gone, layout)
             seen = shared.session(request)
-            selection = shared.selection(request, index)
+            selection = await shared.selected(request, index)
             told = (
                 await resumed_moment(shared, index, selection, request, resume, seen)
                 if resume
