@@ -6,18 +6,21 @@ where a comparison of numbers tells."""
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import json
 import math
 import random
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
 import pytest
 
 from indexer.scan.gather.service import ScanService
+from indexer.scan.local.effort import ReadThreads
 from indexer.scan.local.place_filter import PlaceTest
 from indexer.scan.local.reader import INLINE_ROWS
 from indexer.scan.nearest.rows import scan_nearest
@@ -27,6 +30,7 @@ from indexer.scan.query.request import QueryRequest
 from indexer.scan.request.request import CountRequest, Near, ScanRequest
 from keytide.catalog.catalog import Catalog
 from keytide.errors import CallerError, KeytideError
+from keytide.geometry import QueryShape
 from keytide.structure import NotOrderedError
 from keytide.structure.place_columns import MOST_AREA_BYTES
 from tests.unit.scan_world import Doc, World
@@ -443,3 +447,86 @@ def test_a_place_says_its_system_and_is_not_too_large() -> None:
     ring = [[math.cos(at / 300), math.sin(at / 300)] for at in range(1_880)]
     with pytest.raises(CallerError, match="a place has at most 32,768 bytes"):
         places.scan(within={"type": "Polygon", "coordinates": [[*ring, ring[0]]]})
+
+
+# --- who waits for a shape ----------------------------------------------------------------------------------
+
+
+SEVERAL = {
+    "type": "MultiPolygon",
+    "coordinates": [square(11, 11, 1)["coordinates"], square(30, 30, 1)["coordinates"]],
+}
+AS_SQL = f"ST_GeomFromGeoJSON('{json.dumps(SEVERAL)}')"
+ASKED: dict[str, Callable[[Places], object]] = {
+    "within": lambda places: places.scan(within=SEVERAL),
+    "intersects": lambda places: places.scan(intersects=SEVERAL),
+    "contains": lambda places: places.scan(contains=SEVERAL),
+    "near": lambda places: places.scan(near=Near(point=SEVERAL, metres=100_000)),
+    "count": lambda places: places.count(within=SEVERAL),
+    "nearest": lambda places: places.nearest(Near(point=SEVERAL, limit=5)),
+    "ST_Within": lambda places: places.query(f"SELECT id FROM users WHERE ST_Within(place, {AS_SQL})"),
+    "ST_DWithin": lambda places: places.query(
+        f"SELECT id FROM users WHERE ST_DWithin(place, {AS_SQL}, 100000)"
+    ),
+    "OR": lambda places: places.query(
+        f"SELECT id FROM users WHERE ST_Within(place, {AS_SQL}) OR ST_Intersects(place, ST_Point(10.5, 10.5))"
+    ),
+    "ST_Distance": lambda places: places.query(
+        "SELECT id, ST_Distance(place, ST_GeomFromGeoJSON('"
+        + json.dumps(square(20, 20, 1))
+        + "')) FROM users WHERE ST_Within(place, ST_MakeEnvelope(10, 10, 12, 12))"
+    ),
+    "ORDER BY": lambda places: places.query(
+        f"SELECT id FROM users ORDER BY ST_Distance(place, {AS_SQL}) LIMIT 5"
+    ),
+    "a filter": lambda places: places.query(
+        "SELECT id FROM users WHERE ST_Within(place, ST_MakeEnvelope(5, 5, 17, 17)) "
+        f"AND ST_Within(place, {AS_SQL})"
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ASKED)
+def test_nobody_else_waits_for_the_shape_of_a_request(how: str) -> None:
+    """What is made ready of several polygons, tested with them or measured from them is so in threads."""
+    places = Places(BY_ID, 4326, places_of(7))
+    on_the_loop: list[str] = []
+    elsewhere: list[str] = []
+
+    def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            shapes = [getattr(one, "shape", one) for one in args]
+            of_several = any(getattr(one, "geojson", one) == SEVERAL for one in shapes)
+            if of_several or name == "distance":
+                (on_the_loop if threading.current_thread() is threading.main_thread() else elsewhere).append(
+                    name
+                )
+            return function(*args, **kwargs)
+
+        return call
+
+    with ExitStack() as stack:
+        for room, name in (
+            ("indexer.scan.plan.spatial", "geometry_of"),
+            ("keytide.definition.spatial.reading", "geometry_of"),
+            ("keytide.definition.spatial.meaning", "distance"),
+            ("indexer.scan.nearest.measuring", "distances"),
+            ("indexer.scan.nearest.measuring", "ring_distances"),
+        ):
+            work = noting(name, getattr(importlib.import_module(room), name))
+            stack.enter_context(mock.patch(f"{room}.{name}", work))
+        for name in ("spans", "test", "test_points", "test_rings"):
+            stack.enter_context(mock.patch.object(QueryShape, name, noting(name, getattr(QueryShape, name))))
+        assert ASKED[how](places) is not None
+    assert not on_the_loop
+    assert elsewhere
+
+
+def test_small_shapes_are_made_ready_at_once() -> None:
+    places = Places(BY_ID, 4326, places_of(7))
+    with mock.patch.object(ReadThreads, "run", side_effect=AssertionError("in a thread")):
+        assert places.scan(within=BOX)
+        assert places.query("SELECT id FROM users WHERE ST_Within(place, ST_MakeEnvelope(10, 10, 12, 12))")[
+            "rows"
+        ]
+        assert places.nearest(Near(point=[11, 11], limit=2))

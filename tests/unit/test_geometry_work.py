@@ -1,0 +1,138 @@
+"""Work with shapes grows as they do, and has a limit: what is beyond it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from indexer.scan.plan.spatial import MAX_PLACE_BYTES, place_literal, takes_long
+from indexer.scan.request.request import Near, ScanRequest
+from keytide.collation import encode_part
+from keytide.definition.errors import InvalidStatementError
+from keytide.errors import CallerError
+from keytide.geometry import (
+    Frame,
+    NotAGeometryError,
+    QueryShape,
+    TooComplexError,
+    cells_of,
+    geometry_of,
+    is_small,
+    sound_rings,
+)
+from keytide.geometry.drawn import work
+from keytide.query.parse.statement import parse_query
+from keytide.structure.ring_keys import rings_of
+from tests import geometry_costs as costs
+
+SHAPES: dict[str, tuple[Callable[[int], costs.Json], int]] = {
+    "comb": (costs.comb, 60),
+    "girdle": (costs.girdle, 60),
+    "aslant": (costs.aslant, 200),
+    "triangles": (costs.triangles, 10),
+    "tiles": (costs.tiles, 100),
+}
+"""What is told of each: makes one of so much, and how much is little."""
+
+
+def cost_of(raw: costs.Json, frame: Frame = "geographic") -> int:
+    with costs.counted() as cost:
+        shape = geometry_of(raw, frame)
+        cells_of(shape)
+        QueryShape("within", shape).spans()
+        return cost()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_work_grows_as_shapes_do(name: str) -> None:
+    make, few = SHAPES[name]
+    once, more = cost_of(make(few)), cost_of(make(4 * few))
+    assert more < 5 * once
+
+
+@pytest.mark.parametrize("frame", ["geographic", "planar"])
+@pytest.mark.parametrize(
+    "raw", [costs.bars(200), costs.aslant(3_000), costs.together(*[costs.aslant(200)] * 40)]
+)
+def test_what_is_too_much_work_is_refused_before_geos_is_asked(raw: costs.Json, frame: Frame) -> None:
+    with costs.counted() as cost, pytest.raises(TooComplexError, match="simplify it, or split it"):
+        geometry_of(raw, frame)
+    assert cost() < 100_000
+
+
+@pytest.mark.parametrize(
+    "raw", [costs.triangles(780), costs.together(*[costs.belt(3)] * 60), costs.comb(6_000)]
+)
+def test_wide_shapes_that_are_too_much_work_are_refused(raw: costs.Json) -> None:
+    with pytest.raises(TooComplexError):
+        geometry_of(raw, "geographic")
+
+
+def test_pairs_are_counted_up_to_the_limit_and_not_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent: list[int] = []
+    spend = work.Work.spend
+
+    def noted(self: work.Work, pairs: int) -> None:
+        spent.append(pairs)
+        spend(self, pairs)
+
+    monkeypatch.setattr(work.Work, "spend", noted)
+    with pytest.raises(TooComplexError):
+        geometry_of(costs.aslant(20_000), "planar")
+    assert sum(spent) < 8 * work.MOST
+
+
+@pytest.mark.parametrize("frame", ["geographic", "planar"])
+def test_what_documents_have_is_not_too_much(frame: Frame) -> None:
+    turns = np.arange(20_000) * 2 * np.pi / 20_000
+    far = 20 + 5 * np.sin(7 * turns) + np.random.default_rng(7).random(20_000) * 0.005
+    coast = costs.polygon(*np.stack((far * np.cos(turns), far * np.sin(turns)), axis=1).tolist())
+    for raw in (coast, costs.tiles(2_500), costs.bars(40), costs.triangles(10)):
+        assert cells_of(geometry_of(raw, frame))
+
+
+def test_rings_are_not_judged_together_that_may_be_too_much() -> None:
+    for frame in ("geographic", "planar"):
+        _, rings = rings_of([encode_part(costs.aslant(3_000)), encode_part(costs.aslant(20))], frame)
+        assert sound_rings(rings).tolist() == [False, True]
+
+
+def test_a_query_is_told_what_to_do_about_its_shape() -> None:
+    shape = costs.bars(100)
+    for ring in shape["coordinates"]:
+        ring[0] = [[round(x, 2), round(y, 2)] for x, y in ring[0]]
+    assert len(str(shape)) < MAX_PLACE_BYTES
+    with pytest.raises(CallerError, match="within: the geometry is too much work") as told:
+        place_literal("within", shape, 4326)
+    assert (told.value.status, told.value.problem_type) == (422, "geometry-too-complex")
+    assert "split it" in told.value.next_step
+    text = str(shape).replace("'", '"')
+    with pytest.raises(InvalidStatementError, match="too much work"):
+        parse_query(f"SELECT id FROM k WHERE ST_Within(at, ST_GeomFromGeoJSON('{text}'))")
+
+
+@pytest.mark.parametrize(
+    ("asked", "long"),
+    [
+        ({"within": [1, 2, 3, 4]}, False),
+        ({"within": costs.polygon([0, 0], [1, 0], [1, 1])}, False),
+        ({"intersects": costs.aslant(100)}, True),
+        ({"contains": costs.together(costs.polygon([0, 0], [1, 0], [1, 1]))}, True),
+        ({"within": {"type": "GeometryCollection", "geometries": []}}, True),
+        ({"near": Near(point=[1, 2], metres=5)}, False),
+        ({"near": Near(point={"type": "Point", "coordinates": [1, 2]}, limit=5)}, False),
+        ({"near": Near(point=costs.polygon([0, 0], [1, 0], [1, 1]), limit=5)}, True),
+    ],
+)
+def test_what_may_take_long_is_told_from_what_is_asked(asked: dict[str, Any], long: bool) -> None:
+    assert takes_long(ScanRequest(**asked)) == long
+
+
+@pytest.mark.parametrize("value", [None, 1, {}, {"type": []}, {"type": "Polygon", "coordinates": [1, [2]]}])
+def test_anything_may_be_asked_whether_it_is_small(value: Any) -> None:
+    assert is_small(value) in (True, False)
+    with pytest.raises(NotAGeometryError):
+        geometry_of(value, "planar")
