@@ -133,7 +133,7 @@ def _add_statements(app: FastAPI, access: LeaderAccess, nodes: NodeClient) -> No
         """CREATE, ALTER, DROP and BUILD INDEX. Answers when the change is in the dictionary; a build goes
         on after that."""
         try:
-            statement = parse_statement(body.statement)
+            statement = await asyncio.to_thread(parse_statement, body.statement)  # (it may have shapes)
         except QueryElsewhereError as query:
             known = await access.look(views.nodes)
             query.extra["nodes"] = [

@@ -279,7 +279,7 @@ class Spatial(KeyedStructure):
         stored = entry_key[: self.id_start(entry_key)]
         key = self.whole_key(value)
         try:
-            places = self._stored(key)
+            places = self._cells(key, geometry_of_key(key, self.srid))
         except NotAGeometryError as error:
             raise InvariantViolationError("EntryDecodes", f"{key[:80].hex()} is no place: {error}") from error
         if stored not in places or (b"".join(places) if len(places) > 1 else b"") != places_of(value):

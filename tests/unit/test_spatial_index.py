@@ -39,6 +39,7 @@ from keytide.structure.spatial import (
 )
 from projector.core.projection import KeyspacePlan, Projected, SourceBatch, project
 from streaming.core.seeding import partition_keys
+from tests import geometry_costs as costs
 from tests.structure_kit import as_stored, places
 
 JFK: Json = {"type": "Point", "coordinates": [-73.778925, 40.63980103]}
@@ -116,6 +117,17 @@ def test_what_is_no_geometry_is_skipped_with_what_is_wrong() -> None:
     assert "200.5" in found.skips[0].detail
     assert "Circle" in found.skips[1].detail
     assert len(found.keys) == 1
+
+
+def test_what_is_too_much_work_is_skipped() -> None:
+    definition = definition_of("CREATE INDEX i ON k USING spatial (at)")
+    found = projected(definition, {"at": costs.bars(200)}, {"at": JFK}, {"at": costs.aslant(5_000)})
+    assert [(skip.ordinal, skip.reason) for skip in found.skips] == [
+        (0, "geometry-too-complex"),
+        (2, "geometry-too-complex"),
+    ]
+    assert all("simplify it" in skip.detail for skip in found.skips)
+    assert found.ordinals.tolist() == [1]
 
 
 def test_two_fields_are_a_point() -> None:
