@@ -95,3 +95,12 @@ def box(west: float, south: float, width: float, height: float) -> Json:
     east, north = west + width, south + height
     ring = [[west, south], [east, south], [east, north], [west, north], [west, south]]
     return {"type": "Polygon", "coordinates": [ring]}
+
+
+def on_lattice(rng: random.Random) -> Json:
+    """A polygon of a third of the earth and more, its corners on a lattice of degrees: edges and vertices lie
+    on meridians, the equator, and great circles through what else is on such a lattice. It may be none."""
+    step = rng.choice([15, 30, 45])
+    lats = list(range(-90, 91, step))
+    ring = [[rng.randrange(-180, 180, step), rng.choice(lats)] for _ in range(rng.choice([3, 3, 4, 5]))]
+    return {"type": "Polygon", "coordinates": [[*ring, ring[0]]]}

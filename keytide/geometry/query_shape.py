@@ -232,7 +232,7 @@ class QueryShape:
         """Which positions are all that the shape is."""
         import numpy as np
 
-        from keytide.geometry.drawn.meeting import TOLERANCE
+        from keytide.geometry.drawn.sphere import TOLERANCE
 
         found: Mask = np.ones(len(vector), bool)
         if len(self.drawing.vector) > self.drawing.points and np.ptp(self.drawing.vector, axis=0).any():
@@ -247,8 +247,15 @@ class QueryShape:
         """On the sphere first: only near the limit does the spheroid decide."""
         import numpy as np
 
-        from keytide.geometry.drawn.meeting import TOLERANCE, hold
-        from keytide.geometry.drawn.sphere import EARTH_RADIUS, SPHEROID_SLACK, chord2_of, degrees, nearest
+        from keytide.geometry.drawn.meeting import hold
+        from keytide.geometry.drawn.sphere import (
+            EARTH_RADIUS,
+            SPHEROID_SLACK,
+            TOLERANCE,
+            chord2_of,
+            degrees,
+            nearest,
+        )
 
         near = chord2_of(self.metres * (1 - SPHEROID_SLACK) / EARTH_RADIUS)
         far = chord2_of(self.metres * (1 + SPHEROID_SLACK) / EARTH_RADIUS + TOLERANCE)

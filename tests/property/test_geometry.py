@@ -589,3 +589,31 @@ def test_what_lies_opposite_is_as_near_as_its_distance_says(lon: float, lat: flo
     opposite = point(lon - 180 if lon > 0 else lon + 180, -lat, "geographic")
     assert distance(there, opposite) < 3e7
     assert QueryShape("dwithin", opposite, 3e7).test(there)
+
+
+def told_on_lattice(seed: int) -> bool:
+    """Whether there was something to tell of a polygon whose corners lie on a lattice."""
+    rng = random.Random(seed)
+    raw = shapes.on_lattice(rng)
+    shape = geometry(raw)
+    sphere = oracle.Sphere(raw)
+    if shape is None or sphere.polygons[0][0].outside_parity is None:
+        return False
+    places = [shapes.place(rng) for _ in range(40)] + [[0, 60], [45, -15], [-120, 30]]
+    at = np.array(places, np.float64)
+    held = QueryShape("within", shape).test_points(at[:, 0], at[:, 1]).tolist()
+    for place, is_held in zip(places, held, strict=True):
+        want = sphere.holds(oracle.vector(place))
+        assert want is None or is_held == want, (raw, place)
+    return True
+
+
+@settings(max_examples=share.examples(400), deadline=None)
+@given(seed=seeds)
+def test_wide_polygons_on_a_lattice_hold_what_brute_force_says(seed: int) -> None:
+    """Many go there and back on one great circle: such a one has no inside to be told."""
+    told_on_lattice(seed)
+
+
+def test_much_of_what_is_drawn_on_a_lattice_is_told() -> None:
+    assert sum(told_on_lattice(seed) for seed in range(40)) > 10

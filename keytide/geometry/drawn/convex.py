@@ -9,8 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from keytide.geometry.drawn.meeting import TOLERANCE
-from keytide.geometry.drawn.sphere import Floats, normals
+from keytide.geometry.drawn.sphere import TOLERANCE, Floats, normals
 
 MOST_CORNERS: Final = 16
 """Of more corners a test of each costs more than GEOS."""
@@ -18,11 +17,14 @@ WIDEST: Final = math.cos(math.radians(30))
 _ROUNDING: Final = 1e-15
 _SHORTEST: Final = 1e-9
 """Edges that are shorter (six millimetres) do not say their side exactly enough."""
+_SHARPEST: Final = -math.cos(math.radians(40))
+"""Of the normals of two edges at a corner, of 40 degrees. What is within the tolerance of both edges' great
+circles is three tolerances from the corner, at most; the sharper it is, the farther, up to all around."""
 
 
 def inner_sides(geojson: dict[str, Any], vector: Floats) -> Floats | None:
-    """The normals of the edges of a polygon, inwards: f64[corners, 3]; None if it is none, not convex, or not
-    small.
+    """The normals of the edges of a polygon, inwards: f64[corners, 3]; None if it is none, not convex, not
+    small, or has a sharp corner.
 
     Args:
         geojson: in normal form.
@@ -39,6 +41,8 @@ def inner_sides(geojson: dict[str, Any], vector: Floats) -> Floats | None:
         return None
     found = normals(corners, ends)
     found /= np.sqrt((found**2).sum(axis=1, keepdims=True))
+    if ((found * np.roll(found, -1, axis=0)).sum(axis=1) < _SHARPEST).any():
+        return None
     if found[0] @ middle < 0:
         found = -found
     return None if (corners @ found.T < -_ROUNDING).any() else found

@@ -32,8 +32,10 @@ from typing import Final
 
 import numpy as np
 import shapely
+from numpy.typing import NDArray
 
 from keytide.geometry.drawn import wide
+from keytide.geometry.drawn.along import runs_along_itself
 from keytide.geometry.drawn.charts import (
     AXES,
     FACES,
@@ -48,7 +50,7 @@ from keytide.geometry.drawn.charts import (
 )
 from keytide.geometry.drawn.flat import FlatShape
 from keytide.geometry.drawn.quiet import quietly
-from keytide.geometry.drawn.sphere import Floats, degrees, vectors
+from keytide.geometry.drawn.sphere import TOLERANCE, Floats, degrees, vectors
 from keytide.geometry.drawn.turned import LEAST_W, TurnedPolygon
 from keytide.geometry.drawn.work import TURNED, WIDE, Work
 from keytide.geometry.geojson import NotAGeometryError, Parts
@@ -276,6 +278,22 @@ class Drawing:
             shape = self._polygon_on(chart, rings)
         if not shapely.is_valid(shape):
             raise NotAGeometryError(self._reason(shape, axes, of))
+        if self.geographic:
+            self._check_widths(rings, shape, of, apart=chart is None)
+
+    def _check_widths(self, rings: list[Stretch], shape: Shape, of: str, *, apart: bool) -> None:
+        """See that the rings of a polygon, on a chart, bound areas that are wider than the tolerance.
+
+        Args:
+            apart: see, too, that no ring runs along itself: what is wide is not exactly straight on a chart.
+        """
+        on_chart = shapely.get_rings(shape)
+        thin = ~bound_areas(shapely.polygons(on_chart))
+        along = [apart and runs_along_itself(shapely.get_coordinates(ring)) for ring in on_chart]
+        for what, which in (("a ring has no area", thin), ("a ring runs along itself", np.array(along))):
+            if which.any():
+                x, y = self.at[rings[int(which.argmax())][0]]
+                raise NotAGeometryError(f"{what}{of} near ({x:.6g} {y:.6g})")
 
     def _chart_of(self, rings: list[Stretch]) -> int | None:
         """A face's chart on which one polygon is whole; None when there is none."""
@@ -319,6 +337,12 @@ _REASONS: Final = {
     "Nested shells": "an outline lies within another one",
 }
 """What GEOS says of polygons, in our words."""
+
+
+def bound_areas(outlines: Shape) -> NDArray[np.bool_]:
+    """Which of many polygons of one ring, on a chart, are wider than the tolerance: rounding makes areas of
+    rings that go there and back."""
+    return np.asarray(shapely.area(outlines) > TOLERANCE * shapely.length(outlines))
 
 
 _CORNER: Final = 0.956

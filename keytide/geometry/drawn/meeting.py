@@ -20,10 +20,8 @@ from numpy.typing import NDArray
 
 from keytide.geometry.drawn.charts import FACES, SQUARE, Shape, face_of, uvw
 from keytide.geometry.drawn.drawing import Drawing
-from keytide.geometry.drawn.sphere import EARTH_RADIUS, Floats
+from keytide.geometry.drawn.sphere import TOLERANCE, Floats
 
-TOLERANCE: Final = 1e-5 / EARTH_RADIUS
-"""Radians: ten micrometres."""
 _MANY: Final = 50
 """Points for which a halo is worth its making."""
 _HORIZON: Final = 0.1

@@ -12,9 +12,10 @@ import shapely
 from numpy.typing import NDArray
 
 from keytide.geometry.drawn.charts import Shape, uvw
-from keytide.geometry.drawn.meeting import TOLERANCE, covers_on
+from keytide.geometry.drawn.drawing import bound_areas
+from keytide.geometry.drawn.meeting import covers_on
 from keytide.geometry.drawn.quiet import quietly
-from keytide.geometry.drawn.sphere import Floats, vectors
+from keytide.geometry.drawn.sphere import TOLERANCE, Floats, vectors
 from keytide.geometry.drawn.turned import LEAST_W
 from keytide.geometry.drawn.work import ALONE
 
@@ -57,8 +58,8 @@ def polygons_of(seen: Floats, counts: Numbers) -> Shape:
 
 @quietly
 def are_sound(at: Floats, counts: Numbers, geographic: bool) -> Mask:
-    """Which of many rings neither cross nor touch themselves, as `Drawing.check` sees it; False, too, of
-    those on the globe that are whole on no chart, and of those that may be too much work."""
+    """Which of many rings neither cross nor touch themselves, and bound an area, as `Drawing.check` sees it;
+    False, too, of those on the globe that are whole on no chart, and of those that may be too much work."""
     few = counts <= ALONE
     if not few.all():
         found = np.zeros(len(counts), bool)
@@ -72,7 +73,8 @@ def are_sound(at: Floats, counts: Numbers, geographic: bool) -> Mask:
     first = np.where(drawn.whole.any(axis=1), drawn.whole.argmax(axis=1), -1)
     for chart in set(first[first >= 0].tolist()):
         some = np.flatnonzero(first == chart)
-        found[some] = shapely.is_valid(drawn.on(chart, some))
+        seen = drawn.on(chart, some)
+        found[some] = shapely.is_valid(seen) & bound_areas(seen)
     return found
 
 

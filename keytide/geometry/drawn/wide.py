@@ -27,8 +27,9 @@ import numpy as np
 import shapely
 from numpy.typing import NDArray
 
-from keytide.geometry.drawn.charts import AXES, BORDER, FACES, SQUARE, Shape, one_of, uvw
-from keytide.geometry.drawn.sphere import Floats, crossings, normals, signed_area
+from keytide.geometry.drawn.along import meets_others
+from keytide.geometry.drawn.charts import AXES, BORDER, FACES, SQUARE, Shape, face_of, one_of, uvw
+from keytide.geometry.drawn.sphere import TOLERANCE, Floats, crossings, normals, signed_area
 
 _CLIP: Final = 1.01
 """Edges are clipped somewhat beyond the square, so that they cross its sides."""
@@ -138,20 +139,41 @@ def _holds(rings: list[Floats], place: Floats) -> bool:
 
 def fault_of(rings: list[Floats]) -> tuple[str, Floats] | None:
     """What is wrong with a polygon, and where; None when nothing is."""
-    for ring in rings:
-        area = signed_area(_distinct(ring))
-        if len(_distinct(ring)) < 3 or min(area, 4 * math.pi - area) < 1e-14:
-            return "a ring has no area", ring[0]
     for face in FACES:
         lines = [line for ring in rings for line in clipped(ring, np.roll(ring, -1, axis=0), face)]
         if lines and not shapely.is_simple(shapely.multilinestrings(lines)):
             return "a ring crosses or touches itself or another ring", rings[0][0]
+    for ring in rings:
+        corners = _distinct(ring)
+        if len(corners) < 3:
+            return "a ring has no area", ring[0]
+        area = signed_area(corners)
+        length = float(np.linalg.norm(np.roll(corners, -1, axis=0) - corners, axis=1).sum())
+        if min(area, 4 * math.pi - area) < max(1e-14, TOLERANCE * length):
+            return "a ring has no area", ring[0]
+        if _runs_along_itself(corners):
+            return "a ring runs along itself", ring[0]
     outline = _Side(rings[0])
     for hole in rings[1:]:
         middle = hole[0] + hole[1]
         if not outline.holds(middle / np.linalg.norm(middle)):
             return "a hole lies outside of the outline", hole[0]
     return None
+
+
+def _runs_along_itself(ring: Floats) -> bool:
+    """Whether a ring comes back to itself anywhere."""
+    end = np.roll(ring, -1, axis=0)
+    apart = (np.abs(end - ring) > TOLERANCE).any(axis=1)  # (what is nearly one place is one)
+    ring = ring[apart]
+    end, faces = np.roll(ring, -1, axis=0), face_of(ring)
+    for face in FACES:
+        here = np.flatnonzero(faces == face)
+        pairs, edge = clip(ring, end, face)
+        seen = uvw(ring[here], face)
+        if len(pairs) and meets_others(seen[:, :2] / seen[:, 2:], here, pairs, edge, len(ring)):
+            return True
+    return False
 
 
 def _distinct(ring: Floats) -> Floats:
