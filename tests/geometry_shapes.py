@@ -104,3 +104,18 @@ def on_lattice(rng: random.Random) -> Json:
     lats = list(range(-90, 91, step))
     ring = [[rng.randrange(-180, 180, step), rng.choice(lats)] for _ in range(rng.choice([3, 3, 4, 5]))]
     return {"type": "Polygon", "coordinates": [[*ring, ring[0]]]}
+
+
+def wide_stars(rng: random.Random) -> Json:
+    """Polygons of a sixth of the earth and more, around places that corners of the cube's faces are near to,
+    many of round degrees. They may be none, and lie across one another."""
+    made = []
+    for _ in range(rng.choice([1, 1, 3])):
+        middle = [rng.choice([-180, -90, 0, 45, 90, 135]), rng.choice([-45, 0, 30, 45])]
+        count, size = rng.randrange(3, 12), rng.uniform(0.5, 2.2)
+        turns = [-2 * math.pi * (at + rng.uniform(-0.3, 0.3)) / count for at in range(count)]
+        ring = [beside(middle, turn, size * rng.uniform(0.5, 1)) for turn in turns]
+        if rng.random() < 0.5:
+            ring = [[round(lon / 15) * 15, round(lat / 15) * 15] for lon, lat in ring]
+        made.append([[*ring, ring[0]]])
+    return {"type": "MultiPolygon", "coordinates": made}

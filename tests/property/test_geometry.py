@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from bisect import bisect_right
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -591,13 +592,13 @@ def test_what_lies_opposite_is_as_near_as_its_distance_says(lon: float, lat: flo
     assert QueryShape("dwithin", opposite, 3e7).test(there)
 
 
-def told_on_lattice(seed: int) -> bool:
-    """Whether there was something to tell of a polygon whose corners lie on a lattice."""
+def told(seed: int, make: Callable[[random.Random], shapes.Json]) -> bool:
+    """Whether there was something to tell of a wide polygon, or of several."""
     rng = random.Random(seed)
-    raw = shapes.on_lattice(rng)
+    raw = make(rng)
     shape = geometry(raw)
     sphere = oracle.Sphere(raw)
-    if shape is None or sphere.polygons[0][0].outside_parity is None:
+    if shape is None or any(rings[0].outside_parity is None for rings in sphere.polygons):
         return False
     places = [shapes.place(rng) for _ in range(40)] + [[0, 60], [45, -15], [-120, 30]]
     at = np.array(places, np.float64)
@@ -612,8 +613,16 @@ def told_on_lattice(seed: int) -> bool:
 @given(seed=seeds)
 def test_wide_polygons_on_a_lattice_hold_what_brute_force_says(seed: int) -> None:
     """Many go there and back on one great circle: such a one has no inside to be told."""
-    told_on_lattice(seed)
+    told(seed, shapes.on_lattice)
 
 
-def test_much_of_what_is_drawn_on_a_lattice_is_told() -> None:
-    assert sum(told_on_lattice(seed) for seed in range(40)) > 10
+@settings(max_examples=share.examples(400), deadline=None)
+@given(seed=seeds)
+@example(0)
+def test_wide_polygons_around_corners_of_faces_hold_what_brute_force_says(seed: int) -> None:
+    told(seed, shapes.wide_stars)
+
+
+def test_much_of_what_is_wide_is_told() -> None:
+    assert sum(told(seed, shapes.on_lattice) for seed in range(40)) > 10
+    assert sum(told(seed, shapes.wide_stars) for seed in range(40)) > 10
