@@ -111,7 +111,7 @@ def wide_stars(rng: random.Random) -> Json:
     many of round degrees. They may be none, and lie across one another."""
     made = []
     for _ in range(rng.choice([1, 1, 3])):
-        middle = [rng.choice([-180, -90, 0, 45, 90, 135]), rng.choice([-45, 0, 30, 45])]
+        middle: list[float] = [rng.choice([-180, -90, 0, 45, 90, 135]), rng.choice([-45, 0, 30, 45])]
         count, size = rng.randrange(3, 12), rng.uniform(0.5, 2.2)
         turns = [-2 * math.pi * (at + rng.uniform(-0.3, 0.3)) / count for at in range(count)]
         ring = [beside(middle, turn, size * rng.uniform(0.5, 1)) for turn in turns]

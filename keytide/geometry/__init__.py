@@ -26,7 +26,8 @@ What is a geometry
 * Nothing empty. Lines of 2 positions or more, which may all be one place. Rings of 4 or more, closed, of some
   area (on the globe wider than what meets), not crossing or touching themselves; holes within the outline and
   beside one another, touching in single places at most. (PostGIS takes invalid polygons, and answers
-  something.) Positions may repeat, and polygons of a MultiPolygon may overlap: it is what they cover together.
+  something.) Positions may repeat, and polygons of a MultiPolygon may overlap: it is what they cover
+  together.
 * Not too much work: `keytide.geometry.drawn.work`.
 * Rings go either way: the inside is their smaller side. Edges are the shorter arcs; one between opposite
   places has none, and is refused. Both poles, and the antimeridian, are like any other place, whatever
