@@ -111,11 +111,11 @@ def wide_stars(rng: random.Random) -> Json:
     many of round degrees. They may be none, and lie across one another."""
     made = []
     for _ in range(rng.choice([1, 1, 3])):
-        middle: list[float] = [rng.choice([-180, -90, 0, 45, 90, 135]), rng.choice([-45, 0, 30, 45])]
+        middle = [rng.choice([-180.0, -90.0, 0.0, 45.0, 90.0, 135.0]), rng.choice([-45.0, 0.0, 30.0, 45.0])]
         count, size = rng.randrange(3, 12), rng.uniform(0.5, 2.2)
         turns = [-2 * math.pi * (at + rng.uniform(-0.3, 0.3)) / count for at in range(count)]
         ring = [beside(middle, turn, size * rng.uniform(0.5, 1)) for turn in turns]
         if rng.random() < 0.5:
-            ring = [[round(lon / 15) * 15, round(lat / 15) * 15] for lon, lat in ring]
+            ring = [[round(lon / 15) * 15.0, round(lat / 15) * 15.0] for lon, lat in ring]
         made.append([[*ring, ring[0]]])
     return {"type": "MultiPolygon", "coordinates": made}

@@ -136,3 +136,27 @@ def test_anything_may_be_asked_whether_it_is_small(value: Any) -> None:
     assert is_small(value) in (True, False)
     with pytest.raises(NotAGeometryError):
         geometry_of(value, "planar")
+
+
+def test_of_wide_polygons_together_nothing_is_held_that_none_of_them_holds() -> None:
+    """A point of each area that their edges cut a face into was asked, and sometimes the answer was wrong."""
+    rings: list[list[list[float]]] = [
+        [[-45, 0], [-90, -30], [-105, 0], [-75, 30]],
+        [
+            [75, 15],
+            [60, 15],
+            [60, 0],
+            [30, 0],
+            [30, 15],
+            [15, 15],
+            [15, 30],
+            [30, 45],
+            [45, 60],
+            [75, 60],
+            [75, 30],
+        ],
+        [[-30, 15], [-45, -15], [-75, -30], [-120, 0], [-150, 15], [-150, 45], [-60, 60], [-15, 30]],
+    ]
+    shape = geometry_of(costs.together(*(costs.polygon(*ring) for ring in rings)), "geographic")
+    lons, lats = np.array([51.5, 16.7, 124.4, -4.1, -51.2]), np.array([53.4, 58.4, 73.3, -20.8, 89.8])
+    assert QueryShape("within", shape).test_points(lons, lats).tolist() == [True, False, False, False, False]
