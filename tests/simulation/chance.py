@@ -147,6 +147,7 @@ class Plan(NamedTuple):
         tables: some builds begin with a table.
         repairs: slices come to hold what is wrong, and a repair is at work.
         ranged: indexes are by RANGE; the splits of one of them are found by a sample.
+        spread: partitions of indexes are of one slice and of several.
         calm_ms: time between rounds in which everybody does all that there is to do.
     """
 
@@ -163,6 +164,7 @@ class Plan(NamedTuple):
     repairs: bool = False
     ranged: bool = False
     calm_ms: int = 25
+    spread: bool = False
 
     @property
     def paced(self) -> bool:

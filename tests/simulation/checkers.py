@@ -13,6 +13,8 @@ for liveness. Each raises `BrokenError` with its name; what the code under test 
     Loaded               an index has all that there was when it was asked for, and a build fails for what
                          retention took when it needed that and had not read it, and only then, and tells
                          from where on it could read: `scanned`, `World.wrote`, `World.looked`
+    Parted               a build that begins has the splits, and as many slices, as the definition of its
+                         index asks for then: `World._begun`
     Stuck                after the heal everything drains: `World._drain`
 """
 
@@ -29,7 +31,7 @@ from keytide.catalog.history import History
 from keytide.catalog.table_origin import TableOrigin
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import HeartbeatChanges, NodeHeartbeat, SliceStatus
-from tests.simulation.source import IDS, PARTITIONS, SLICES, Fold, Log, Source, in_full, rows_shown
+from tests.simulation.source import IDS, PARTITIONS, Fold, Layout, Log, Source, in_full, rows_shown
 from tests.simulation.tables import place_of
 
 if TYPE_CHECKING:
@@ -87,29 +89,31 @@ class Oracle:
         self,
         rows: Rows,
         timestamp: Timestamp,
-        slices: Iterable[int],
+        layout: Layout,
+        number: int | None = None,
         muted: Set[bytes] = frozenset(),
         begins: Sequence[Begin] = (),
         *,
         full: bool = False,
     ) -> str | None:
-        """How `rows` of some slices differ from the source at `timestamp`, but for the documents `muted`;
-        None when they do not.
+        """How `rows` of one slice, or of all of an index, differ from the source at `timestamp`, but for the
+        documents `muted`; None when they do not.
 
         Args:
+            number: of the slice.
             begins: by slice, from where on its build could read (R29); empty: from everywhere.
             full: they are entries in full, as scans show them.
         """
-        numbers = list(slices)
+        numbers = range(layout.slices) if number is None else (number,)
         want: Rows = {}
         for choice in product(*self.folds(timestamp)):
             want = {
                 key: value
                 for fold in choice
                 for version in fold.values()
-                for number in numbers
-                if not begins or version.offset >= begins[number].get(version.partition, 0)
-                for row in version.rows[number]
+                for one in numbers
+                if not begins or version.offset >= begins[one].get(version.partition, 0)
+                for row in version.rows_in(layout)[one]
                 for key, value in (in_full(*row) if full else row,)
                 if version.id not in muted
             }
@@ -133,7 +137,12 @@ class Oracle:
         ]
 
     def skips(
-        self, timestamp: Timestamp, number: int, begin: Begin, origin: TableOrigin | None = None
+        self,
+        timestamp: Timestamp,
+        layout: Layout,
+        number: int,
+        begin: Begin,
+        origin: TableOrigin | None = None,
     ) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
         """Lines that the ledger of a slice must have and may have, of the branch that is known.
 
@@ -147,14 +156,15 @@ class Oracle:
             must |= {
                 place_of(version, origin, timestamp.topic_id)
                 for version in folds[0].values()
-                if version.made.skip[number] is not None and version.offset >= begin.get(partition, 0)
+                if version.made_in(layout).skip[number] is not None
+                and version.offset >= begin.get(partition, 0)
             }
             logs = self._source.branches(timestamp.topic_id, partition, timestamp.place(partition))
             may |= {
                 place_of(version, origin, timestamp.topic_id)
                 for log in logs
                 for version in log.records[: timestamp.offset(partition)]
-                if version.made.skip[number] is not None
+                if version.made_in(layout).skip[number] is not None
             }
         return must, may
 
@@ -177,12 +187,15 @@ class Checkers:
         """Build -> from where on it could read (R29)."""
         self.begins: Callable[[str], Sequence[Begin]] = lambda name: ()
         """Name of an index -> the same of the build of each slice; empty: from everywhere."""
+        self.layout: Callable[[str], Layout] = lambda name: source.layout
+        """Name of an index -> how it parts its entries."""
         self.commits = 0
         self.scans = 0
 
     def committed(
         self,
         name: str,
+        layout: Layout,
         number: int,
         before: Applied,
         snapshot: StoreSnapshot,
@@ -193,6 +206,7 @@ class Checkers:
         """After each commit of a slice.
 
         Args:
+            layout: of its index.
             number: of the slice.
             valid_from: from where on equality with the source is promised (R25); None when not yet known.
             muted: documents that were spoiled (`tests.simulation.repairs`), and are not looked at.
@@ -220,13 +234,13 @@ class Checkers:
             return  # what was read while the source changed under it is read again (R28)
         folds = self.oracle.folds(applied.timestamp)
         begin = self.begin(applied.build)
-        begins = [begin] * SLICES if begin else ()
-        difference = self.oracle.difference(rows, applied.timestamp, [number], muted, begins)
+        begins = [begin] * layout.slices if begin else ()
+        difference = self.oracle.difference(rows, applied.timestamp, layout, number, muted, begins)
         if difference:
             kind = "BackfillIsInvisible" if applied.building else "Untorn"
             raise BrokenError(kind, f"{name} at {applied.timestamp}: {difference}", _ids(difference))
         lines = {(line.partition, line.offset) for line in snapshot.skips(1_000)}
-        must, may = self.oracle.skips(applied.timestamp, number, begin, self.origin(applied.build))
+        must, may = self.oracle.skips(applied.timestamp, layout, number, begin, self.origin(applied.build))
         if all(len(some) == 1 for some in folds) and not must <= lines <= may:
             story = f"missing {sorted(must - lines)}, more than there are {sorted(lines - may)}"
             raise BrokenError("NothingSilent", f"{name} at {applied.timestamp.offsets()}: ledger {story}")
@@ -315,8 +329,8 @@ class Checkers:
             raise BrokenError("Stable", f"pages of {name} at {at}: {difference}", _ids(difference))
 
     def _scan_difference(self, name: str, rows: Rows, at: Timestamp, muted: Set[bytes]) -> str | None:
-        begins = self.begins(name)
-        return self.oracle.difference(without(rows, muted), at, range(SLICES), muted, begins, full=True)
+        layout, begins = self.layout(name), self.begins(name)
+        return self.oracle.difference(without(rows, muted), at, layout, None, muted, begins, full=True)
 
     def monotonic(self, session: str, seen: Timestamp | None, at: Timestamp) -> None:
         """What a session sees does not go back."""

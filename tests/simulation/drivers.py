@@ -40,9 +40,9 @@ from streaming.spark.checkpoint import Range
 from tests.simulation import seeding
 from tests.simulation.kafka import Reader
 from tests.simulation.mishaps import machine_of
-from tests.simulation.packing import held_by, put_chunk, removal_chunk
+from tests.simulation.packing import put_chunk, removal_chunk
 from tests.simulation.projectors import TOPICS
-from tests.simulation.source import KEYSPACE, PARTITIONS, Version, by_id, splits
+from tests.simulation.source import KEYSPACE, PARTITIONS, Layout, Version, layout_of, splits_of
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -172,6 +172,7 @@ class SimDriver:
             now=self.seconds,
         )
         self.status = core.EXIT_PASSED
+        self._layouts: dict[str, Layout] = {}
         self._left: list[Message] = []
         self._sending: Sending | None = None
         self._lived = 0
@@ -252,6 +253,7 @@ class SimDriver:
         self._status.take_over(self._journal)
         indexes = [(name, catalog.index(name)) for name in self.build.indexes]
         slices = {name: self.build.slices_of(index) for name, index in indexes if index is not None}
+        self._layouts = {name: layout_of(index) for name, index in indexes if index is not None}
         if self._kept().begin is None and self.name not in self.world.read:
             self.world.begins[self.name] = dict(source.kept_from)
         take_up(self.build, keyspace, self._status, lambda: source.kept_from)
@@ -507,20 +509,19 @@ class SimDriver:
         ]
         messages: list[Message] = []
         for index, number in self._plan.targets:
-            topic = TOPICS.backfill(index, self.name)
+            topic, layout = TOPICS.backfill(index, self.name), self._layouts[index]
             sequence = 0
-            mine = [held_by(one, number) for one in heard] if by_id(index, self.world.plan.ranged) else heard
-            for versions in mine:
-                if versions and (batch > 0 or any(version.made.skip[number] for version in versions)):
-                    name = (self._run, batch, attempt, sequence)
-                    removal = removal_chunk(versions, self.name, index, number, name, heard=batch > 0)
+            for versions in filter(None, heard):
+                name = (self._run, batch, attempt, sequence)
+                removal = removal_chunk(versions, layout, self.name, index, number, name, heard=batch > 0)
+                if removal is not None:
                     messages.append((topic, number, encode(removal)))
                     sequence += 1
             rows = sorted(
                 (key + version.id, key, value, version)
-                for versions in mine
+                for versions in heard
                 for version in versions
-                for key, value in version.made.puts[number]
+                for key, value in version.made_in(layout).puts[number]
             )
             entries = [(key, value, version) for _, key, value, version in rows]
             for first in range(0, len(entries), 2):
@@ -542,7 +543,8 @@ class SimDriver:
 
 
 class SimSampler:
-    """The driver of a build's sample: it reports the splits, and ends."""
+    """The driver of a build's sample: it reports the splits of the indexes as they were when it began, and
+    ends."""
 
     task: DriverTask = "sample"
 
@@ -551,24 +553,23 @@ class SimSampler:
         self.build = build
         self.term = term
         self.status = 0
+        self._reader = Reader(world.kafka)
+        self._reader.read()
+        record, catalog = self._reader.catalog.build(build), self._reader.catalog
+        indexes = [catalog.index(one) for one in record.indexes] if record is not None else []
+        self._sampled = [one for one in indexes if one is not None and one.definition.samples_splits]
 
     def step(self) -> bool:
         """Report, at the first or a later step; False when it has ended."""
         world = self.world
         if world.storm and world.chance.happens(0.4):
             return True
-        reader = Reader(world.kafka)
-        reader.read()
-        record = reader.catalog.build(self.build)
+        self._reader.read()
+        record = self._reader.catalog.build(self.build)
         if record is None or record.state != "QUEUED":
             return False
-        indexes = [reader.catalog.index(one) for one in record.indexes]
-        wanted = {
-            one.id: one.definition.wanted_splits
-            for one in indexes
-            if one is not None and one.definition.samples_splits
-        }
-        found = {id_: list(splits()) for id_ in wanted}
+        found = {one.id: list(splits_of(one.definition)) for one in self._sampled}
+        wanted = {one.id: one.definition.wanted_splits for one in self._sampled}
         entries = dict.fromkeys(found, 9)
         world.report(BuildSampled(self.build, "s", found, 9, entries, world.clock.now, wanted))
         world.seen["sample"] += 1

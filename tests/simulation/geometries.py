@@ -7,32 +7,38 @@ import json
 from functools import cache
 from typing import Any, Final
 
-from tests.statements import encode_splits
-
 SPLIT: Final = 3 << 61
 """Of RANGE(cell): a, d and e lie behind it."""
-SPLITS: Final = encode_splits([SPLIT])
+CUTS: Final = (SPLIT, 1 << 61, 7 << 60, 1 << 62)
 _POINTS: Final[dict[str, tuple[int, int]]] = {
     "a": (-100, 40),
     "b": (10, 50),
     "c": (100, 30),
     "d": (-60, -20),
     "e": (150, -30),
+    "u": (20, 70),
+    "v": (-20, 20),
+    "w": (-150, 60),
+    "x": (70, -50),
     "y": (0, -80),
     "z": (40, 10),
 }
 
 
-def statement_of(name: str, keyspace: str, ranged: bool, given: bool, slices: int) -> str:
+def statement_of(name: str, keyspace: str, ranged: bool, given: bool, slices: int, spread: str) -> str:
     """CREATE INDEX.
 
     Args:
         ranged: by cells; else by documents.
         given: with its split.
+        spread: of how many slices partitions are, by RANGE.
     """
     at = f" SPLIT AT ({SPLIT})" if given else ""
     by = f"PARTITION BY RANGE(cell){at}" if ranged else "PARTITION BY HASH(id)"
-    return f"CREATE INDEX {name} ON {keyspace} USING spatial (k) INCLUDE (v) {by} WITH (slices={slices})"
+    options = f"slices={slices}"
+    if spread:
+        by, options = (f"{by} {spread}", "replicas=0") if ranged else (by, f"slices={slices + 1}")
+    return f"CREATE INDEX {name} ON {keyspace} USING spatial (k) INCLUDE (v) {by} WITH ({options})"
 
 
 @cache

@@ -100,8 +100,8 @@ class Kafka:
         return {number: queue.end for number, queue in enumerate(self.queues.get(topic, []))}
 
     def queue(self, topic: str, partition: int) -> Queue | None:
-        queues = self.queues.get(topic)
-        return None if queues is None else queues[partition]
+        queues = self.queues.get(topic, [])
+        return queues[partition] if partition < len(queues) else None
 
     def kept_control(self) -> list[tuple[int, StabilityTimestamp | Published]]:
         """What is left of the control topic, with the offsets."""

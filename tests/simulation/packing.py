@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from keytide.wire.messages import Heard, PutChunk, Puts, RemovalChunk, Segment, Skip
 from keytide.wire.presence import presence
 from projector.core.projection import SourceBatch
-from tests.simulation.source import HASHES, SLICES, Version, projection
+from tests.simulation.source import HASHES, Layout, Version, projection
 
 
 def pack_heard(
@@ -43,11 +43,11 @@ def pack_heard(
     )
 
 
-def pack_puts(versions: Sequence[Version], number: int) -> Puts | None:
-    """The entries of a segment for slice `number`."""
+def pack_puts(versions: Sequence[Version], layout: Layout, number: int) -> Puts | None:
+    """The entries of a segment for slice `number` of an index."""
     ordinals, keys, values = [], [], []
     for ordinal, version in enumerate(versions):
-        for key, value in version.made.puts[number]:
+        for key, value in version.made_in(layout).puts[number]:
             ordinals.append(ordinal)
             keys.append(key)
             values.append(value)
@@ -65,45 +65,51 @@ def pack_puts(versions: Sequence[Version], number: int) -> Puts | None:
     )
 
 
-def pack_skips(versions: Sequence[Version], number: int) -> list[Skip]:
-    """Lines for the ledger of slice `number`."""
+def pack_skips(versions: Sequence[Version], layout: Layout, number: int) -> list[Skip]:
+    """Lines for the ledger of slice `number` of an index."""
     return [
         Skip(ordinal, version.offset, version.id, *skip)
         for ordinal, version in enumerate(versions)
-        if (skip := version.made.skip[number]) is not None
+        if (skip := version.made_in(layout).skip[number]) is not None
     ]
 
 
-def segments_of(batch: SourceBatch, ranged: bool = False, by_id: bool = False) -> list[Segment]:
-    """One segment for each slice.
+def segments_of(batch: SourceBatch, layout: Layout, by_id: bool = False) -> list[Segment]:
+    """One segment for each slice of an index.
 
     Args:
         by_id: each hears of the documents alone that their ids let it hold.
     """
     place = (batch.partition, batch.epoch, batch.start, batch.end)
     if not batch.offsets:
-        return [Segment(*place, below=batch.below)] * SLICES
+        return [Segment(*place, below=batch.below)] * layout.slices
     versions = [
-        _version(batch, offset, docid or b"", document, time, ranged)
+        _version(batch, offset, docid or b"", document, time, layout)
         for offset, docid, document, time in zip(
             batch.offsets, batch.ids, batch.values, batch.times, strict=True
         )
     ]
     if by_id:
-        return [_segment_by_id(batch, versions, number) for number in range(SLICES)]
+        return [_segment_by_id(batch, versions, layout, number) for number in range(layout.slices)]
     heard = pack_heard(versions, batch.start)
     return [
-        Segment(*place, heard, pack_puts(versions, number), pack_skips(versions, number), batch.below)
-        for number in range(SLICES)
+        Segment(
+            *place,
+            heard,
+            pack_puts(versions, layout, number),
+            pack_skips(versions, layout, number),
+            batch.below,
+        )
+        for number in range(layout.slices)
     ]
 
 
-def _segment_by_id(batch: SourceBatch, versions: Sequence[Version], number: int) -> Segment:
-    """That of one slice, which hears its documents alone. (A line of the ledger goes where its document
-    does.)"""
-    mine = held_by(versions, number)
+def _segment_by_id(batch: SourceBatch, versions: Sequence[Version], layout: Layout, number: int) -> Segment:
+    """That of one slice, which hears of the documents alone that it may hold. (A line of the ledger may be of
+    another one.)"""
+    mine = held_by(versions, layout, number)
     heard = pack_heard(mine, batch.start, versions)
-    puts, skips = pack_puts(mine, number), pack_skips(mine, number)
+    puts, skips = pack_puts(mine, layout, number), pack_skips(versions, layout, number)
     present = b""
     if len(mine) < len(versions):
         present = presence(np.array([version.offset - batch.start for version in versions]))
@@ -113,16 +119,16 @@ def _segment_by_id(batch: SourceBatch, versions: Sequence[Version], number: int)
     )
 
 
-def held_by(versions: Sequence[Version], number: int) -> list[Version]:
+def held_by(versions: Sequence[Version], layout: Layout, number: int) -> list[Version]:
     """Those that their ids let a slice hold."""
-    return [version for version in versions if HASHES[version.id] % SLICES == number]
+    return [version for version in versions if layout.hears(version.id, number)]
 
 
 def _version(
-    batch: SourceBatch, offset: int, docid: bytes, document: bytes | None, time: int, ranged: bool
+    batch: SourceBatch, offset: int, docid: bytes, document: bytes | None, time: int, layout: Layout
 ) -> Version:
-    made = projection(docid, document, ranged)
-    return Version(batch.partition, offset, batch.epoch, docid, document, time, -1, made, ())
+    made = projection(docid, document, layout)
+    return Version(batch.partition, offset, batch.epoch, docid, document, time, -1, layout, made, ())
 
 
 def put_chunk(
@@ -153,14 +159,27 @@ def put_chunk(
 
 
 def removal_chunk(
-    versions: Sequence[Version], build: str, index: str, number: int, name: ChunkName, heard: bool
-) -> RemovalChunk:
-    """A chunk of heard versions of one partition, in offset order, and skips.
+    versions: Sequence[Version],
+    layout: Layout,
+    build: str,
+    index: str,
+    number: int,
+    name: ChunkName,
+    heard: bool,
+) -> RemovalChunk | None:
+    """A chunk of what one slice hears of the versions of one partition, in offset order, and of its lines of
+    the ledger; None when there is neither.
 
     Args:
         heard: False for the first micro-batch, which sends skips alone.
     """
-    base = versions[0].offset
+    mine = held_by(versions, layout, number)
+    others = [version for version in versions if version not in mine]
+    skips = pack_skips(mine, layout, number)
+    skips += [replace(skip, ordinal=-1) for skip in pack_skips(others, layout, number)]
+    if not skips and not (heard and mine):
+        return None
+    base = mine[0].offset if mine else skips[0].offset
     run, batch, attempt, sequence = name
     return RemovalChunk(
         build,
@@ -172,8 +191,8 @@ def removal_chunk(
         sequence,
         versions[0].partition,
         base,
-        pack_heard(versions, base) if heard else None,
-        pack_skips(versions, number),
+        pack_heard(mine, base) if heard else None,
+        skips,
     )
 
 

@@ -27,7 +27,7 @@ from tests.simulation.kafka import CLUSTER, Reader
 from tests.simulation.packing import segments_of
 from tests.simulation.producers import TOPICS as TOPICS
 from tests.simulation.producers import LaterPart, SimProducer
-from tests.simulation.source import projection_plan, spatial
+from tests.simulation.source import Layout, layout_of, projection_plan, spatial
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -247,16 +247,17 @@ class QuickPipeline(SimPipeline):
     """Makes the same segments by `packing`; a message goes in parts now and then, whatever its size."""
 
     def _plan(self, indexes: Collection[IndexRecord]) -> KeyspacePlan:
-        return projection_plan()
+        return projection_plan(self.world.kafka.source.layout)
 
     def _segments(
         self, plan: KeyspacePlan, indexes: list[IndexRecord], batches: list[SourceBatch]
     ) -> dict[str, list[list[Segment]]]:
-        by_id = {hears: self._by_slice(batches, hears) for hears in {index.hears_by_id for index in indexes}}
-        return {index.id: by_id[index.hears_by_id] for index in indexes}
+        ways = {index.id: (layout_of(index), index.hears_by_id) for index in indexes}
+        made = {way: self._by_slice(batches, *way) for way in set(ways.values())}
+        return {id_: made[way] for id_, way in ways.items()}
 
-    def _by_slice(self, batches: list[SourceBatch], by_id: bool) -> list[list[Segment]]:
-        made = [segments_of(batch, self.world.plan.ranged, by_id) for batch in batches]
+    def _by_slice(self, batches: list[SourceBatch], layout: Layout, by_id: bool) -> list[list[Segment]]:
+        made = [segments_of(batch, layout, by_id) for batch in batches]
         return [list(some) for some in zip(*made, strict=True)]
 
     def _encode(self, message: SegmentBatch) -> list[Outgoing]:

@@ -43,7 +43,7 @@ from keytide.settings.settings import ScanSettings
 from tests.simulation.chance import Chance
 from tests.simulation.checkers import BrokenError, Rows
 from tests.simulation.inline import InlineThreads
-from tests.simulation.source import in_full, kept, projection, spatial
+from tests.simulation.source import in_full, kept, layout, projection, spatial
 
 if TYPE_CHECKING:
     from tests.simulation.nodes import SimNode
@@ -523,7 +523,7 @@ def _key_of(key: Any) -> str:
 def _entry(key: str, docid: str, value: int | None) -> tuple[bytes, bytes]:
     if value is None:  # of no document: something has spoilt it (`tests.simulation.repairs`)
         return b"?" + key.encode() + docid.encode(), b""
-    made = projection(docid.encode(), b'{"k":%s,"v":%d}' % (key.encode(), value))
+    made = projection(docid.encode(), b'{"k":%s,"v":%d}' % (key.encode(), value), layout())
     # (Of several cells all show the same.)
     (found,) = {in_full(stored + docid.encode(), packed) for puts in made.puts for stored, packed in puts}
     return found

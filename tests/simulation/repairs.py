@@ -34,9 +34,9 @@ from tests.simulation.source import (
     IDS,
     KEYSPACE,
     PARTITIONS,
-    SLICES,
     Fold,
     kept,
+    layout,
     projection,
     spatial,
     structure,
@@ -45,11 +45,8 @@ from tests.simulation.source import (
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-_STRAYS = [
-    next(key for puts in projection(IDS[0], b'{"k":["%s"]}' % letter).puts for key, _ in puts)
-    for letter in (b"y", b"z")
-]
-"""By slice a key that no document has (and wherever it belongs: no two slices have one entry)."""
+_STRAY_LETTERS = "yzxwvu"
+"""By slice a letter that no document has (and wherever it belongs: no two slices have one entry)."""
 _WRONG = pack_value(b"", b'{"v":99}')
 """A value that no document has."""
 _KINDS = ("lose", "keep", "ghost", "value", "forget", "half")
@@ -191,7 +188,7 @@ class Repairs:
     def _watch(self, job: _Job) -> None:
         record = self.world.truth.catalog.keyspace(KEYSPACE)
         job.incarnation = record.incarnation if record else 0
-        for number in range(SLICES):
+        for number in self._slices(job):
             self._send(job, number, pack_watch(self._round(job, number), IDS))
         job.ends = self.world.kafka.source.ends()
         job.known = {where: set(ids) for where, ids in self._muted.items()}
@@ -206,7 +203,7 @@ class Repairs:
         readings = [runner.ring.acquire(max(common)) for runner in runners] if common else []
         held = [one for one in readings if one is not None]
         try:
-            if len(held) < SLICES or not self.enough(held[0].timestamp, job):
+            if len(held) < len(runners) or not self.enough(held[0].timestamp, job):
                 return
             if any(one.incarnation != job.incarnation for one in held):
                 self._again(job)
@@ -219,7 +216,7 @@ class Repairs:
         if not self._on_the_log(at):
             self._again(job)
             return
-        truth = [self._truth(at, number, rows[number]) for number in range(SLICES)]
+        truth = [self._truth(at, runner, rows[number]) for number, runner in enumerate(runners)]
         if any(one is None for one in truth):
             return  # the branch is not known; a later timestamp says it
         for number, corrections in enumerate(truth):
@@ -251,16 +248,17 @@ class Repairs:
             return None
         return [log.folds[at.offset(log.partition)] for log in logs]
 
-    def _truth(self, at: Timestamp, number: int, rows: Rows) -> list[Correction] | None:
+    def _truth(self, at: Timestamp, runner: Any, rows: Rows) -> list[Correction] | None:
         """What a slice must hold, and what it has too much."""
         folds = self._folds(at)
         if folds is None:
             return None
         corrections = []
+        of, (_, number) = self.world.layout_of_slice(runner.key), runner.key
         for docid in IDS:
             partition = IDS.index(docid) % PARTITIONS
             version = folds[partition].get(docid)
-            values = dict(version.made.puts[number]) if version else {}
+            values = dict(version.made_in(of).puts[number]) if version else {}
             keys = [key[: -len(docid)] for key in rows if key.endswith(docid)]
             corrections.append(
                 Correction(
@@ -277,7 +275,7 @@ class Repairs:
 
     def _end(self, job: _Job) -> None:
         """All slices have dealt with the corrections: they may forget."""
-        statuses = [self._status(job, number) for number in range(SLICES)]
+        statuses = [self._status(job, number) for number in self._slices(job)]
         if any(
             one is None or (one.job, one.round, one.sequences) != (job.name, job.round, 2) for one in statuses
         ):
@@ -286,7 +284,7 @@ class Repairs:
             self.world.seen["corrected"] += one.corrected if one else 0
             self.world.seen["spared"] += one.spared if one else 0
             self.world.seen["void corrections"] += one.void if one else 0
-        for number in range(SLICES):
+        for number in self._slices(job):
             end = RepairEnd(job.index, number, job.name, job.round, job.incarnation)
             queue = self._send(job, number, end)
             job.over[number] = -1 if queue is None else queue.end - 1
@@ -332,7 +330,9 @@ class Repairs:
             return None
         rows: Rows = {key: value for block in snapshot.rows() for key, value in block}
         inverse = {key + docid for docid, held in snapshot.back_rows() for key in held.keys}
-        difference = self.world.checkers.oracle.difference(rows, at, [runner.key[1]])
+        difference = self.world.checkers.oracle.difference(
+            rows, at, self.world.layout_of_slice(runner.key), runner.key[1]
+        )
         return bool(difference) or rows.keys() != inverse
 
     # --- details --------------------------------------------------------------
@@ -348,11 +348,16 @@ class Repairs:
     def _round(self, job: _Job, number: int) -> Round:
         return Round(job.index, number, job.name, job.round, job.incarnation)
 
+    def _slices(self, job: _Job) -> range:
+        """The numbers of the slices of its index."""
+        index = self.world.truth.catalog.index(job.index)
+        return range(index.slices if index is not None else 0)
+
     def _runners(self, job: _Job) -> list[Any] | None:
         """The slices of its index, None when one does not serve."""
         index = self.world.truth.catalog.index(job.index)
         found = []
-        for number in range(SLICES):
+        for number in self._slices(job):
             node = self.world.nodes[index.placement[number][0]] if index else None
             runner = node.hosting.runners.get((job.index, number)) if node else None
             if runner is None or runner.core.state not in ("LIVE", "CATCHUP"):
@@ -388,9 +393,10 @@ class Repairs:
 def _stray(slice_number: int) -> tuple[bytes, bytes]:
     """A stored key that no document has, and its value, which can be read: what cannot is found otherwise."""
     shape = structure()
+    letter = _STRAY_LETTERS[slice_number]
     if not shape.key_in_value:
-        return _STRAYS[slice_number], b""
-    letter = "yz"[slice_number]
+        made = projection(IDS[0], b'{"k":["%s"]}' % letter.encode(), layout())
+        return next(key for puts in made.puts for key, _ in puts), b""
     key = encode_key([geometries.geometry(letter) if spatial() else letter])
     return shape.stored([key])[0][0], pack_keyed_value(b"", None, key)
 

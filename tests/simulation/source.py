@@ -10,14 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import xxhash
 from msgspec.structs import replace
 
 from coordinator.core.source_status import SourceStatus
 from keytide.catalog.partitioning import Partitioning
+from keytide.catalog.records import IndexRecord
 from keytide.definition.index import IndexDefinition
+from keytide.definition.render import render_expression
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.model.log_history import LogHistory, PartitionHistory
 from keytide.model.timestamp import Place
@@ -31,14 +33,24 @@ from tests.statements import encode_splits
 KEYSPACE = "ks"
 PARTITIONS = 2
 SLICES = 2
+"""Of an index, where nothing else is said."""
+SPREAD = "SUBPARTITION BY HASH(id) SLICES (1, 2)"
+"""A partition of one slice, and one of two."""
 IDS = tuple(b"doc%d" % number for number in range(6))
 HOT = 3
 """Most writes go to the first few ids; what goes wrong with the others is not soon written over."""
 LETTERS = "abcde"
 SPLIT = "c"
-_SPLITS = encode_splits([SPLIT])
 SAMPLED = "c"
 """The index whose splits are not given, in histories by RANGE."""
+CUTS: Final[dict[str, tuple[object, ...]]] = {
+    "UNNEST(k)": (SPLIT, "b", "e", "d"),
+    "v": (2, 1, 3),
+    "id": ("doc3", "doc1"),
+    "cell": geometries.CUTS,
+}
+"""By what an index is parted by RANGE, the splits that a sample finds: the first of them, as many as it
+takes."""
 HASHES = {docid: xxhash.xxh3_64_intdigest(docid) for docid in IDS}
 RETENTION_MS = 1 << 40
 
@@ -93,23 +105,43 @@ def structure() -> Structure:
     return structure_of(_structure, 1)
 
 
-def splits() -> tuple[bytes, ...]:
-    """Of indexes by RANGE."""
-    return geometries.SPLITS if spatial() else _SPLITS
+@kept
+@cache
+def sampled_splits(by: str, count: int) -> tuple[bytes, ...]:
+    """What a sample finds.
+
+    Args:
+        by: the partitioning expression.
+        count: of splits; where there are not so many values between, the first ones come twice.
+    """
+    return tuple(sorted(encode_splits((CUTS[by] * count)[:count])))
 
 
-def statement_of(name: str, ranged: bool = False) -> str:
+def splits_of(definition: IndexDefinition) -> tuple[bytes, ...]:
+    """Where the partitions of an index part, given or found."""
+    if not definition.samples_splits:
+        return definition.encoded_splits
+    return sampled_splits(render_expression(definition.partition), definition.partitions - 1)
+
+
+def statement_of(name: str, ranged: bool = False, spread: bool = False) -> str:
     """CREATE INDEX.
 
     Args:
-        ranged: by RANGE; of the index `SAMPLED` the build finds the splits (`splits()` too).
+        ranged: by RANGE; of the index `SAMPLED` the build finds the splits.
+        spread: with partitions of one slice and of several.
     """
     if spatial():
-        return geometries.statement_of(name, KEYSPACE, ranged, name != SAMPLED, SLICES)
+        return geometries.statement_of(
+            name, KEYSPACE, ranged, name != SAMPLED, SLICES, SPREAD if spread else ""
+        )
     given = "" if name == SAMPLED else f" SPLIT AT ('{SPLIT}')"
     partition = f"PARTITION BY RANGE(UNNEST(k)){given} " if ranged else ""
     options = f"slices={SLICES}"
-    if _spread and not ranged:
+    if spread:
+        partition = f"{partition or 'PARTITION BY HASH(UNNEST(k)) '}{SPREAD} "
+        options = "replicas=0"
+    elif _spread and not ranged:
         partition = f"PARTITION BY HASH(UNNEST(k)) SUBPARTITION BY HASH(id) SLICES {SLICES} "
         options = "partitions=1"
     using = f"USING {_structure} (UNNEST(k))"
@@ -118,23 +150,81 @@ def statement_of(name: str, ranged: bool = False) -> str:
 
 @kept
 @cache
-def creation(name: str, ranged: bool = False, deferred: bool = False) -> CreateIndex:
+def creation(name: str, ranged: bool = False, spread: bool = False, deferred: bool = False) -> CreateIndex:
     """CREATE INDEX, parsed (once: that takes as long as ten steps of a history)."""
-    text = statement_of(name, ranged)
+    text = statement_of(name, ranged, spread)
     statement = parse_statement(text.replace("WITH (", "WITH (defer_build=true, ") if deferred else text)
     assert isinstance(statement, CreateIndex)
     return statement
 
 
-def definition(name: str, replicas: int = 0, ranged: bool = False) -> IndexDefinition:
-    """The definition that all indexes of a history share."""
-    statement = creation(name, ranged)
+def definition(name: str, replicas: int = 0, ranged: bool = False, spread: bool = False) -> IndexDefinition:
+    """The definition that all indexes of a history share, until they are altered."""
+    statement = creation(name, ranged, spread)
     return replace(statement.definition, replicas=replicas)
 
 
-def by_id(name: str, ranged: bool = False) -> bool:
-    """Whether each slice hears of the documents alone that their ids let it hold (R16)."""
-    return Partitioning.of(definition(name, ranged=ranged)).by_id
+class Layout:
+    """How an index parts its entries into slices. Indexes that do it alike have one object.
+
+    Attributes:
+        definition: of one of them.
+        rule: which slice an entry lies in.
+        slices: how many there are.
+    """
+
+    __slots__ = ("definition", "rule", "slices")
+
+    def __init__(self, definition: IndexDefinition, rule: Partitioning) -> None:
+        self.definition = definition
+        self.rule = rule
+        self.slices = rule.slices
+
+    def hears(self, docid: bytes, number: int) -> bool:
+        """Whether its id lets a slice hold a document (R16)."""
+        end = 0
+        for count in self.rule.id_shares:
+            begin, end = end, end + count
+            if number < end:
+                return HASHES[docid] % count == number - begin
+        raise IndexError(number)
+
+
+class _Layouts:
+    """Those that were met."""
+
+    def __init__(self) -> None:
+        self._by_statement: dict[tuple[str, tuple[bytes, ...]], Layout] = {}
+        self._by_rule: dict[tuple[str, Partitioning], Layout] = {}
+
+    def of(self, definition: IndexDefinition, splits: tuple[bytes, ...]) -> Layout:
+        known = self._by_statement.get((definition.statement, splits))
+        if known is None:
+            rule = Partitioning.of(definition, splits)
+            made = Layout(definition, rule)
+            known = self._by_rule.setdefault((render_expression(definition.partition), rule), made)
+            self._by_statement[definition.statement, splits] = known
+        return known
+
+    def cache_clear(self) -> None:
+        self._by_statement.clear()
+        self._by_rule.clear()
+
+
+_layouts = kept(_Layouts())
+
+
+@kept
+@cache
+def layout(ranged: bool = False, spread: bool = False) -> Layout:
+    """Of the indexes of a history, until they are altered."""
+    made = definition("x", ranged=ranged, spread=spread)
+    return _layouts.of(made, splits_of(made))
+
+
+def layout_of(index: IndexRecord) -> Layout:
+    """Of an index that is built, or is being built."""
+    return _layouts.of(index.definition, index.splits)
 
 
 def canonical(stored: bytes, value: bytes) -> bytes:
@@ -172,31 +262,38 @@ class Projection(NamedTuple):
 
 @kept
 @lru_cache(4_096)
-def projection(docid: bytes, document: bytes | None, ranged: bool = False) -> Projection:
+def projection(docid: bytes, document: bytes | None, of: Layout) -> Projection:
     """The real projection and routing of one document."""
-    plan = projection_plan(ranged)
-    batch = project(SourceBatch(0, 0, 0, 1, [0], [docid], [document], [0]), plan)
+    batch = project(SourceBatch(0, 0, 0, 1, [0], [docid], [document], [0]), projection_plan(of))
     entries = batch.indexes["x"]
-    puts: list[list[Row]] = [[] for _ in range(SLICES)]
+    puts: list[list[Row]] = [[] for _ in range(of.slices)]
     values = entries.values or [b""] * len(entries.keys)
-    rule = Partitioning.of(definition("x", ranged=ranged), splits() if ranged else ())
     hashes = batch.hashes[entries.ordinals]
-    routes = slices_of(entries.partition_keys, rule, hashes).tolist() if entries.keys else []
+    routes = slices_of(entries.partition_keys, of.rule, hashes).tolist() if entries.keys else []
     for route, key, value in zip(routes, entries.keys, values, strict=True):
         puts[route].append((key, value))
-    skip: list[tuple[str, str] | None] = [None] * SLICES
+    skip: list[tuple[str, str] | None] = [None] * of.slices
     if not docid:
-        return Projection(((),) * SLICES, tuple(skip))
+        return Projection(((),) * of.slices, tuple(skip))
     for one in entries.skips:
-        skip[HASHES[docid] % SLICES] = (one.reason, one.detail)
+        skip[HASHES[docid] % of.slices] = (one.reason, one.detail)
     return Projection(tuple(map(tuple, puts)), tuple(skip))
 
 
 @kept
-@lru_cache(2)
-def projection_plan(ranged: bool = False) -> KeyspacePlan:
-    """How every index here projects. (By RANGE, letters are what they are without; cells are not.)"""
-    return KeyspacePlan([("x", definition("x", ranged=ranged and spatial()))])
+@lru_cache(4_096)
+def rows_of(docid: bytes, document: bytes | None, of: Layout) -> tuple[tuple[Row, ...], ...]:
+    """The entries of a document: by slice, (entry key, value)."""
+    return tuple(
+        tuple((key + docid, value) for key, value in puts) for puts in projection(docid, document, of).puts
+    )
+
+
+@kept
+@cache
+def projection_plan(of: Layout) -> KeyspacePlan:
+    """How an index with such a layout projects."""
+    return KeyspacePlan([("x", of.definition)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,8 +302,10 @@ class Version:
 
     Attributes:
         document: its value; None is a tombstone.
-        rows: by slice, (entry key, value).
         number: of the write, over all partitions and logs.
+        layout: of the indexes of the history, until they are altered.
+        made: what the document stands for there.
+        rows: by slice there, (entry key, value).
     """
 
     partition: int
@@ -216,8 +315,17 @@ class Version:
     document: bytes | None
     time: int
     number: int
+    layout: Layout
     made: Projection
     rows: tuple[tuple[Row, ...], ...]
+
+    def made_in(self, other: Layout) -> Projection:
+        """What its document stands for in an index of some layout."""
+        return self.made if other is self.layout else projection(self.id, self.document, other)
+
+    def rows_in(self, other: Layout) -> tuple[tuple[Row, ...], ...]:
+        """Its entries by slice of such an index."""
+        return self.rows if other is self.layout else rows_of(self.id, self.document, other)
 
     def __repr__(self) -> str:
         text = "deleted" if self.document is None else self.document.decode()
@@ -319,7 +427,7 @@ class Source:
 
     Attributes:
         lost: logs that were truncated, or whose topic was deleted.
-        ranged: entries go to slices by RANGE.
+        layout: of indexes, until they are altered.
         kept_from: by partition, the first offset that retention has left.
     """
 
@@ -328,7 +436,7 @@ class Source:
     logs: list[Log] = field(default_factory=list)
     lost: list[Log] = field(default_factory=list)
     written: int = 0
-    ranged: bool = False
+    layout: Layout = field(default_factory=layout)
     kept_from: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(PARTITIONS), 0))
 
     def __post_init__(self) -> None:
@@ -341,12 +449,12 @@ class Source:
         """A producer writes: an insert, update, move, delete, or something that cannot be indexed."""
         log = chance.pick(self.logs)
         if chance.below(12) == 0 and log.end:
-            log.append(make_version(log, b"", None, now, self.written, self.ranged))
+            log.append(make_version(log, b"", None, now, self.written, self.layout))
             self.written += 1
             return log.records[-1]
         docid = IDS[chance.below(HOT)] if chance.happens(0.7) else chance.pick(IDS)
         log = self.logs[IDS.index(docid) % PARTITIONS]
-        version = make_version(log, docid, _document(chance), now, self.written, self.ranged)
+        version = make_version(log, docid, _document(chance), now, self.written, self.layout)
         log.append(version)
         self.written += 1
         return version
@@ -439,11 +547,10 @@ class Source:
 
 
 def make_version(
-    log: Log, docid: bytes, document: bytes | None, now: int, number: int, ranged: bool
+    log: Log, docid: bytes, document: bytes | None, now: int, number: int, of: Layout
 ) -> Version:
-    made = projection(docid, document, ranged)
-    rows = tuple(tuple((key + docid, value) for key, value in puts) for puts in made.puts)
-    return Version(log.partition, log.end, log.epoch, docid, document, now, number, made, rows)
+    made, rows = projection(docid, document, of), rows_of(docid, document, of)
+    return Version(log.partition, log.end, log.epoch, docid, document, now, number, of, made, rows)
 
 
 def _document(chance: Chance) -> bytes | None:

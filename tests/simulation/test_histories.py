@@ -96,6 +96,17 @@ def test_every_history_does_where_a_partition_is_several_slices(structure: Struc
         assert histories(seeds).histories == len(seeds)
 
 
+@pytest.mark.parametrize(("structure", "ranged"), [("btree", False), ("btree", True), ("spatial", True)])
+def test_every_history_does_where_some_partitions_are_more_slices_than_others(
+    structure: StructureName, ranged: bool
+) -> None:
+    """By HASH and by RANGE, of one slice and of two: slices that hear of all documents, and of some."""
+    first = 2 * (structure == "spatial") + ranged
+    with shaped(structure), quietly():
+        for seed in SEEDS[first : len(SEEDS) // 10 : 6]:
+            run_or_tell(plan(seed)._replace(spread=True, ranged=ranged))
+
+
 @pytest.mark.parametrize("group", range(2))
 def test_every_history_of_spatial_indexes_does(group: int) -> None:
     """Documents have geometries, of one cell and of several, by document or by cell; each is shown once."""

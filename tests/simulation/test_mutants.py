@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import Phase, settings
+from msgspec.structs import replace
 
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied, StoreDamagedError
@@ -28,7 +29,7 @@ from tests.simulation.packing import segments_of
 from tests.simulation.planting import Mutant, Patches, planted
 from tests.simulation.running import killer, quietly
 from tests.simulation.shrink import shrink
-from tests.simulation.source import KEYSPACE, PARTITIONS, SLICES, Source, Version, by_id, definition, shaped
+from tests.simulation.source import KEYSPACE, PARTITIONS, Layout, Source, Version, layout, shaped
 from tests.store_kit import lmdb_store
 
 SEEN = (AssertionError, pytest.fail.Exception, NotInOrderError, StoreDamagedError)
@@ -109,25 +110,27 @@ def test_shrinking_finds_the_steps_that_matter() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("spread", [False, True])
-def test_quick_messages_are_the_real_ones(seed: int, spread: bool) -> None:
+@pytest.mark.parametrize("ranged", [False, True])
+@pytest.mark.parametrize("spread", ["no", "one partition", "some more than others"])
+def test_quick_messages_are_the_real_ones(seed: int, ranged: bool, spread: str) -> None:
     """Segment for segment, `packing` makes what the real pipeline makes."""
-    with shaped(spread=spread):
-        _quick_messages_are_the_real_ones(seed)
+    with shaped(spread=spread == "one partition"):
+        _quick_messages_are_the_real_ones(seed, layout(ranged, spread == "some more than others"))
 
 
-def _quick_messages_are_the_real_ones(seed: int) -> None:
-    source, chance = Source(), Chance(seed)
+def _quick_messages_are_the_real_ones(seed: int, of: Layout) -> None:
+    source, chance, by_id = Source(layout=of), Chance(seed), of.rule.by_id
     for step in range(60):
         source.write(chance, 1_000 + step * seed)
         if step == 30:
             for log in source.logs:
                 log.elect()
     catalog = Catalog()
-    placement = [["n"]] * SLICES
+    named = replace(of.definition, name="a")
+    index = IndexRecord("a", named, "READY", 1, [["n"]] * of.slices, "b", 0, splits=of.rule.splits)
     for record in (
         KeyspaceRecord(KEYSPACE, source.topic_id, PARTITIONS, 1),
-        IndexRecord("a", definition("a"), "READY", 1, placement, "b", 0, hears_by_id=by_id("a")),
+        replace(index, hears_by_id=by_id),
     ):
         catalog.put(record_key(record), record)
     pipeline = Pipeline("p", MessageLimits(1 << 20, 1 << 20))
@@ -137,7 +140,7 @@ def _quick_messages_are_the_real_ones(seed: int) -> None:
             end = min(log.end, at + chance.below(9))
             batches = batches_of(key, at, end, -1, _columns(log.read(at, end)))
             made = pipeline.emit(catalog, KEYSPACE, {1: batches}, 5)
-            quick = [segments_of(one, by_id=by_id("a")) for one in batches]
+            quick = [segments_of(one, of, by_id) for one in batches]
             for message in made:
                 parts = [segments[message.slice] for segments in quick]
                 wanted = SegmentBatch("a", message.slice, "p", source.topic_id, 0, 1, parts, 5)

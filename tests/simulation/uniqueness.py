@@ -8,13 +8,14 @@ that true, whatever a timestamp shows in between.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from indexer.hosting.slice_runner import SliceRunner
+from indexer.hosting.slice_runner import SliceKey, SliceRunner
 from keytide.collation import decode_key
 from keytide.wire.messages import UniqueViolation
 from tests.simulation.checkers import BrokenError
-from tests.simulation.source import Source, Version, canonical
+from tests.simulation.source import Layout, Row, Source, Version, canonical
 
 
 class Stay(NamedTuple):
@@ -40,8 +41,9 @@ class Uniqueness:
         reports: violations that were looked at.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, layout_of: Callable[[SliceKey], Layout]) -> None:
         self._source = source
+        self._layout_of = layout_of
         self._seen: dict[int, tuple[UniqueViolation, ...]] = {}
         self.reports = 0
 
@@ -65,7 +67,7 @@ class Uniqueness:
         want: dict[bytes, set[bytes]] = {}
         for log in self._source.logs:
             for docid, version in log.folds[log.end].items():
-                for entry_key, value in version.rows[runner.key[1]]:
+                for entry_key, value in self._rows(runner, version):
                     key = canonical(entry_key.removesuffix(docid), value)
                     if decode_key(key, 1)[0] != [None]:
                         want.setdefault(key, set()).add(docid)
@@ -91,8 +93,11 @@ class Uniqueness:
     def _keys(self, runner: SliceRunner, version: Version) -> set[bytes]:
         return {
             canonical(entry_key.removesuffix(version.id), value)
-            for entry_key, value in version.rows[runner.key[1]]
+            for entry_key, value in self._rows(runner, version)
         }
+
+    def _rows(self, runner: SliceRunner, version: Version) -> Sequence[Row]:
+        return version.rows_in(self._layout_of(runner.key))[runner.key[1]]
 
     def _stay(self, runner: SliceRunner, version: Version, key: bytes) -> Stay:
         """Around a version of a document, back and forth, as long as it had the key."""

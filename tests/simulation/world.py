@@ -57,7 +57,18 @@ from tests.simulation.projectors import TOPICS, SimProjector
 from tests.simulation.readers import SECRET, Endpoint, Pages, Readers
 from tests.simulation.repairs import Repairs
 from tests.simulation.scheduler import SimLoop
-from tests.simulation.source import KEYSPACE, PARTITIONS, SLICES, Source, by_id, creation, definition, spatial
+from tests.simulation.source import (
+    KEYSPACE,
+    PARTITIONS,
+    Layout,
+    Source,
+    creation,
+    definition,
+    layout,
+    layout_of,
+    spatial,
+    splits_of,
+)
 from tests.simulation.story import story
 from tests.simulation.tables import Tables
 from tests.simulation.uniqueness import Uniqueness
@@ -126,10 +137,13 @@ class World:
         self.loop = SimLoop(self.clock)
         self.chance = Chance(plan.seed)
         self.storm, self.healed = True, False
-        self.kafka = Kafka(Source(ranged=plan.ranged))
+        self.kafka = Kafka(Source(layout=layout(plan.ranged, plan.spread)))
         self.kafka.source.compacted = "compaction" in plan.faults
         self.checkers = Checkers(self.kafka.source)
         self.checkers.origin = self._origin
+        self.checkers.layout = self._layout_named
+        self._layouts: dict[tuple[str, str], Layout] = {}
+        self._layouts_of = 0
         if RETENTION in plan.faults:
             self.checkers.begin = lambda build: self.begins.get(build, {})
             self.checkers.begins = self._begins
@@ -138,7 +152,7 @@ class World:
         self.read: dict[str, dict[int, int]] = {}
         self.missed: set[str] = set()
         self.tables = Tables(self.kafka.source)
-        self.uniqueness = Uniqueness(self.kafka.source)
+        self.uniqueness = Uniqueness(self.kafka.source, self.layout_of_slice)
         self.seen: Counter[str] = Counter()
         self.new_store = new_store
         self.disks: dict[str, dict[SliceKey, Reopenable]] = {name: {} for name in self.machines}
@@ -173,10 +187,12 @@ class World:
         zero = Timestamp.of(dict.fromkeys(range(PARTITIONS), 0), topic_id)
         copies = 1 if self.plan.replicas else 0
         placement = [
-            [NODES[(number + copy) % len(NODES)] for copy in range(1 + copies)] for number in range(SLICES)
+            [NODES[(number + copy) % len(NODES)] for copy in range(1 + copies)]
+            for number in range(self.kafka.source.layout.slices)
         ]
-        unique = not self.plan.repairs and not spatial()  # (UNIQUE does not go with geometries)
-        first = replace(definition(FIRST, copies, self.plan.ranged), unique=unique)
+        # (UNIQUE does not go with geometries, nor with partitions of several slices.)
+        unique = not self.plan.repairs and not spatial() and not self.plan.spread
+        first = replace(definition(FIRST, copies, self.plan.ranged, self.plan.spread), unique=unique)
         records: list[Record] = [
             ClusterRecord("sim", SECRET.hex(), self.clock.now, SPOKEN),
             *(NodeRecord(name, f"http://{name}", self.clock.now, protocol=SPOKEN) for name in self.machines),
@@ -200,12 +216,12 @@ class World:
                 FIRST_BUILD,
                 self.clock.now,
                 splits=first.encoded_splits,
-                hears_by_id=by_id(FIRST, self.plan.ranged) and not unique,
+                hears_by_id=self.kafka.source.layout.rule.by_id and not unique,
             ),
             KeyspaceRecord(KEYSPACE, topic_id, PARTITIONS, 1),
         ]
         self.kafka.metadata += [(record_key(record), record) for record in records]
-        self.kafka.make(TOPICS.mutations(FIRST), SLICES)
+        self.kafka.make(TOPICS.mutations(FIRST), first.slices)
         for number, holders in enumerate(placement):
             for node in holders:
                 initial = Applied(timestamp=Timestamp({}, topic_id), build=FIRST_BUILD)
@@ -234,6 +250,30 @@ class World:
         if known is None or known.lives != sim.lives:
             known = self._endpoints[node] = self.loop.within(lambda: Endpoint(self, sim))
         return known
+
+    def _layout(self, index: str, build: str) -> Layout:
+        """How the entries of an index lie that a build has filled, whole or in part."""
+        records = self.kafka.metadata
+        for _, record in records[self._layouts_of :]:
+            if isinstance(record, IndexRecord) and record.state in ("BUILDING", "READY"):
+                found = layout_of(record)
+                for one in (record.build or "", *record.slice_builds.values()):
+                    self._layouts[record.id, one] = found
+        self._layouts_of = len(records)
+        return self._layouts[index, build]
+
+    def layout_of_slice(self, key: SliceKey) -> Layout:
+        """That of the index of a slice, which is READY."""
+        self.truth.read()
+        index = self.truth.catalog.index(key[0])
+        assert index is not None
+        return self._layout(index.id, index.build_of(key[1]))
+
+    def _layout_named(self, name: str) -> Layout:
+        """That of the index of a name."""
+        self.truth.read()
+        index = self.truth.catalog.index_by_name(name)
+        return self.kafka.source.layout if index is None else layout_of(index)
 
     def valid_from(self, key: SliceKey, build: str) -> Timestamp | None:
         """From where on a slice must equal the source: without compaction also while it is built."""
@@ -287,7 +327,8 @@ class World:
             self.seen["unnumbered"] += 1
         valid_from = self.valid_from(key, applied.build)
         muted = self.repairs.muted(node, key)
-        self.checkers.committed(name, key[1], before, snapshot, valid_from, muted, corrected)
+        layout = self._layout(key[0], applied.build)
+        self.checkers.committed(name, layout, key[1], before, snapshot, valid_from, muted, corrected)
 
     def stepped_back(self, node: str, key: SliceKey, before: Applied, after: Applied, done: bool) -> None:
         """A store was taken back to a state that still holds."""
@@ -398,9 +439,19 @@ class World:
         fate = "wrote" if coordinator.alive else "was fenced"
         self.note("dictionary", coordinator.term, fate, [key for key, _ in records])
         self.seen["fenced"] += not coordinator.alive
-        for _, record in records if coordinator.alive and RETENTION in self.plan.faults else ():
-            if isinstance(record, BuildRecord) and record.id != FIRST_BUILD:
+        for _, record in records if coordinator.alive else ():
+            if isinstance(record, BuildRecord) and record.id != FIRST_BUILD and RETENTION in self.plan.faults:
                 self._ended(record)
+            elif isinstance(record, IndexRecord) and record.state == "BUILDING":
+                self._begun(record)
+
+    def _begun(self, record: IndexRecord) -> None:
+        """A build of a whole index has begun, or goes on: it has the slices that its definition says now."""
+        if record.splits != splits_of(record.definition):
+            story = f"{record.definition.statement} parts at {record.splits}"
+            raise BrokenError("Parted", f"{record.id}, of {story}")
+        if len(record.placement) != record.slices:
+            raise BrokenError("Parted", f"{record.id} has {record.slices} slices on {record.placement}")
 
     def _ended(self, record: BuildRecord) -> None:
         """A build fails for what retention took when it needed that, and only then; one that is READY tells
@@ -460,7 +511,7 @@ class World:
     def _exited(self, build: str, status: int, task: DriverTask) -> None:
         self.leader.tell(DriverExited(build, status, "", self.leader.now, task))
 
-    def _build(self) -> None:
+    def build(self) -> None:
         """CREATE INDEX, or BUILD INDEX again."""
         leader, now = self.leader, self.leader.now
         known = {index.name: index for index in leader.leader.dictionary.catalog.indexes()}
@@ -470,7 +521,8 @@ class World:
             if self.plan.tables and self.chance.happens(TABLE_SHARE):
                 self._build_from_table(name, name in known, facts)
             elif name not in known:
-                leader.ask(leader.leader.commands.execute(creation(name, self.plan.ranged), facts, now))
+                statement = creation(name, self.plan.ranged, self.plan.spread)
+                leader.ask(leader.leader.commands.execute(statement, facts, now))
             else:
                 leader.ask(leader.leader.commands.build([name], 0, now))
             self.checkers.asked[name] = self.kafka.source.ends()
@@ -480,7 +532,7 @@ class World:
     def _build_from_table(self, name: str, known: bool, facts: SourceStatus) -> None:
         leader, now = self.leader, self.leader.now
         if not known:
-            deferred = creation(name, self.plan.ranged, deferred=True)
+            deferred = creation(name, self.plan.ranged, self.plan.spread, deferred=True)
             leader.ask(leader.leader.commands.execute(deferred, facts, now))
         origin = self.tables.take(self.chance, now)
         leader.ask(leader.leader.commands.build([name], 0, now, origin, facts))
@@ -498,7 +550,7 @@ class World:
         index = self.truth.catalog.index_by_name(name)
         if index is None:
             return []
-        return [self.begins.get(index.build_of(number), {}) for number in range(SLICES)]
+        return [self.begins.get(index.build_of(number), {}) for number in range(index.slices)]
 
     def _retain(self) -> None:
         """Retention strikes: a build has read that, or needs none of it, or has missed it."""
@@ -600,7 +652,7 @@ class World:
             case "scan":
                 self.readers.step()
             case "build":
-                self._build()
+                self.build()
             case "spoil":
                 self.repairs.spoil()
             case "repair":
