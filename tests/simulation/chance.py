@@ -83,6 +83,10 @@ STEERING_EACH = 8
 """Builds are paused and resumed in one of so many plans."""
 STEERING_SHARE, BUILD_SHARE = 0.15, 0.1
 """How many steps are followed by one that steers a build, and how many of those begin one."""
+ALTERED = "altered"
+"""The fault that stands for indexes that are altered (`altering`)."""
+ALTER_SHARE = 0.2
+"""How many steps are followed by one that alters an index, or by one of what it takes to do so in time."""
 MOVES_EACH, MOVES_OF = 16, (8, 11)
 """Copies move in these of so many plans, with and without others of the same slice."""
 MOVE_SHARE, MOVED_SHARE = 0.3, 0.35
@@ -148,6 +152,7 @@ class Plan(NamedTuple):
         repairs: slices come to hold what is wrong, and a repair is at work.
         ranged: indexes are by RANGE; the splits of one of them are found by a sample.
         spread: partitions of indexes are of one slice and of several.
+        alters: indexes are altered, and builds paused and resumed, while they wait (`altering`).
         calm_ms: time between rounds in which everybody does all that there is to do.
     """
 
@@ -165,6 +170,7 @@ class Plan(NamedTuple):
     ranged: bool = False
     calm_ms: int = 25
     spread: bool = False
+    alters: bool = False
 
     @property
     def paced(self) -> bool:
@@ -242,6 +248,20 @@ def retaining(one: Plan) -> Plan:
         moves=False,
         tables=False,
         repairs=False,
+    )
+
+
+def altering(one: Plan) -> Plan:
+    """A plan in which indexes get other slices, most of them while their builds wait. (Repairs look at one
+    layout of an index only.)"""
+    steps = [step for step in one.steps if step[0] not in ("spoil", "repair")]
+    return one._replace(
+        steps=tuple(_with(one.seed ^ _MASK >> 3, steps, "alter", ALTER_SHARE, "build", BUILD_SHARE)),
+        layouts=True,
+        alters=True,
+        repairs=False,
+        ranged=one.seed % 3 != 0,
+        spread=one.seed % 4 > 1,
     )
 
 

@@ -88,6 +88,8 @@ BUILD_LIMITS = BuildLimits(
 )
 """Waits, like all here, are scaled to a world whose storm is over after three seconds."""
 SAMPLE_MS = 150
+PREPARING_MS = 200
+"""How long it may take to make the queues of a build, where indexes are altered meanwhile."""
 
 
 def number_of(world: World, message: StabilityTimestamp, offset: int) -> int:
@@ -286,7 +288,11 @@ class SimCoordinator:
                     self._pass_by()
                 ends = {topic: kafka.ends(topic) for topic, _ in queues}
                 world.sampled.setdefault(build, []).append(dict(kafka.source.kept_from))
-                self._inbox.append(BuildPrepared(build, kafka.source.facts(now), now, ends))
+                done = BuildPrepared(build, kafka.source.facts(now), now, ends)
+                if world.plan.alters and world.storm:  # (somebody may come in between)
+                    world.clock.after(world.chance.below(PREPARING_MS), lambda: self._inbox.append(done))
+                else:
+                    self._inbox.append(done)
             case ConfirmRollback(keyspace, incarnation):
                 self._inbox.append(RollbackWritten(keyspace, incarnation, now))
             case ConfirmBound(keyspace, bound):

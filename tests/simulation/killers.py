@@ -90,6 +90,8 @@ KILLERS: Final[dict[str, Killer]] = {
     "forget_the_splits": Killer(119, 152, "SplitsKnown"),
     "leave_samples_alone": Killer(23, 101, "Stuck"),
     "read_the_last_first": Killer(7, 43, "Stable"),
+    "begin_with_other_splits": Killer(2, 44, "Parted"),
+    "never_grow": Killer(5, 112, "Parted"),
     "correct_what_was_heard_since": Killer(78, 102, "Untorn"),
     "correct_ahead": Killer(182, 7, "Untorn"),
     "look_before_the_watch": Killer(14, 117, "Untorn"),

@@ -12,11 +12,23 @@ from shlex import quote
 from typing import Any
 
 from tests.simulation import planting
-from tests.simulation.chance import EVERY, FAULTS, Plan, Step, plan
+from tests.simulation.chance import (
+    ALTERED,
+    BROKERS_LOST,
+    EVERY,
+    FAULTS,
+    RETENTION,
+    Plan,
+    Step,
+    altering,
+    plan,
+)
 
 PROGRAM = "python -m tests.simulation"
 OWN = "own"
 """The faults that a seed chooses itself. (With a planted fault that is not what is taken by default.)"""
+APART = (ALTERED, BROKERS_LOST, RETENTION)
+"""Faults of histories of their own."""
 _GROUPS: dict[str, tuple[str, ...]] = {"none": (), "usual": FAULTS, "all": EVERY}
 _WORDS = " or ".join(_GROUPS)
 _TOLD = frozenset({"seed", "faults", "steps"})
@@ -51,7 +63,11 @@ def plan_of(flags: argparse.Namespace, bent: Callable[[int], Plan] = plan) -> Pl
     if flags.drawn is None and flags.plant:
         one = bent(flags.seed)
     else:
-        one = plan(flags.seed, None if flags.drawn in (None, OWN) else _names(flags.drawn))
+        one = _base(
+            flags.seed,
+            None if flags.drawn in (None, OWN) else _names(flags.drawn),
+            alters="alters=yes" in flags.set,
+        )
     if flags.steps is not None:
         one = one._replace(steps=_picked(one.steps, flags.steps))
     if flags.first is not None:
@@ -77,7 +93,7 @@ def command_of(one: Plan) -> str:
     """The line that runs a plan again, with what is planted now."""
     drawn = _drawn(one)
     parts = [str(one.seed)]
-    base = plan(one.seed, drawn)
+    base = _base(one.seed, drawn, alters=one.alters)
     if drawn is not None or planting.PLANTED:
         parts += ["--drawn", OWN if drawn is None else _listed(drawn)]
     parts += _told_steps(one, base)
@@ -85,12 +101,18 @@ def command_of(one: Plan) -> str:
         parts += ["--faults", _listed(sorted(one.faults))]
     for name in Plan._fields:
         value = getattr(one, name)
-        if name not in _TOLD and value != getattr(base, name):
+        if name not in _TOLD and (value != getattr(base, name) or (name == "alters" and value)):
             said = ("no", "yes")[value] if isinstance(value, bool) else value
             parts += ["--set", f"{name}={said}"]
     for name in planting.PLANTED:
         parts += ["--plant", name]
     return " ".join([PROGRAM, *(quote(part) for part in parts)])
+
+
+def _base(seed: int, drawn: Sequence[str] | None, *, alters: bool) -> Plan:
+    """What a seed makes."""
+    one = plan(seed, drawn)
+    return altering(one) if alters else one
 
 
 def _told_steps(one: Plan, base: Plan) -> list[str]:
@@ -110,7 +132,7 @@ def _drawn(one: Plan) -> Sequence[str] | None:
     """What a plan's steps were drawn for; None, as for the seed's own choice, when nobody knows."""
     wanted = one.faults
     for drawn in (None, FAULTS, EVERY, sorted(wanted)):
-        base = plan(one.seed, drawn)
+        base = _base(one.seed, drawn, alters=one.alters)
         if _numbers(one.steps, base.steps) is not None:
             return drawn
     return None
@@ -120,7 +142,7 @@ def _names(text: str) -> list[str]:
     if text in _GROUPS:
         return list(_GROUPS[text])
     names = text.split(",")
-    if unknown := set(names) - set(EVERY):
+    if unknown := set(names) - {*EVERY, *APART}:
         raise ValueError(f"no faults: {', '.join(sorted(unknown))}; there are {', '.join(EVERY)}")
     return names
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tests.simulation.chance import EVERY, FAULTS, RETENTION, Plan, plan, retaining
+from tests.simulation.chance import ALTERED, EVERY, FAULTS, RETENTION, Plan, altering, plan, retaining
 from tests.simulation.killers import KILLERS, Killer
 from tests.simulation.planting import Mutant, planted
 from tests.simulation.replaying import command_of
@@ -140,6 +140,8 @@ def plan_for(mutant: Mutant, seed: int) -> Plan:
         one = one._replace(faults=one.faults | set(mutant.faults))
     if RETENTION in mutant.faults:
         one = retaining(one)
+    if ALTERED in mutant.faults:
+        one = altering(one)
     return one._replace(real_pipeline=True) if mutant.pipeline else one
 
 

@@ -17,12 +17,18 @@ MUCH = 1 << 40
 
 def steer(world: World) -> None:
     """Somebody does something to some build, or the disk of the drivers."""
-    leader, now = world.leader.leader, world.leader.now
+    now = world.leader.now
     what = world.chance.pick(ACTIONS)
     if what in ("full", "empty"):
         world.leader.tell(RoomSeen("builds", 0 if what == "full" else MUCH, now))
         world.seen[f"disk {what}"] += 1
         return
+    order(world, what)
+
+
+def order(world: World, what: str) -> None:
+    """Somebody pauses, resumes or throttles some build."""
+    leader, now = world.leader.leader, world.leader.now
     builds = _steered(world)
     if not builds:
         return

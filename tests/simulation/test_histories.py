@@ -18,7 +18,7 @@ from indexer.store.settings import StoreSettings
 from keytide.kafka.broker_watch import BrokerWatch
 from keytide.structure import StructureName
 from tests import share
-from tests.simulation.chance import BROKERS_LOST, EVERY, FAULTS, RETENTION, Plan, plan, retaining
+from tests.simulation.chance import BROKERS_LOST, EVERY, FAULTS, RETENTION, Plan, altering, plan, retaining
 from tests.simulation.regressions import REGRESSIONS
 from tests.simulation.running import histories, quietly, run_or_tell
 from tests.simulation.scheduler import SimLoop
@@ -31,6 +31,8 @@ GROUPS = 20 if len(SEEDS) >= 2000 else 6
 _FIRST_COUNTED = 1_000_000
 RETAINED = (37, 40)
 """Seeds in which retention comes before a build, before a driver and before the coordinator knows."""
+ALTERED = (2, 5)
+"""Seeds in which an index is altered whose build has found splits."""
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
@@ -105,6 +107,21 @@ def test_every_history_does_where_some_partitions_are_more_slices_than_others(
     with shaped(structure), quietly():
         for seed in SEEDS[first : len(SEEDS) // 10 : 6]:
             run_or_tell(plan(seed)._replace(spread=True, ranged=ranged))
+
+
+@pytest.mark.parametrize("structure", ["btree", "spatial"])
+def test_every_history_does_where_indexes_are_altered(structure: StructureName) -> None:
+    """Mostly while their builds wait, look for splits or are paused: they get other splits, and other slices;
+    and when they are READY."""
+    seeds = (
+        {*SEEDS[: len(SEEDS) // 10], *ALTERED} if structure == "btree" else SEEDS[3 : len(SEEDS) // 10 : 8]
+    )
+    seen: Counter[str] = Counter()
+    with shaped(structure), quietly():
+        for seed in sorted(seeds):
+            seen += run_or_tell(altering(plan(seed))).seen
+    reached = ("QUEUED", "paused", "sampling", "sampled", "READY")
+    assert structure == "spatial" or all(seen[f"altered {when}"] for when in reached), seen
 
 
 @pytest.mark.parametrize("group", range(2))

@@ -57,8 +57,8 @@ def test_what_no_history_shows_is_seen_by_the_named_test(
     def run(place: str, *, on_disk: bool) -> None:
         (folder := tmp_path / f"{place}-{on_disk}").mkdir()
         store = lmdb_store(folder / "slice", folds) if on_disk else MemorySliceStore(Applied())
-        with closing(store):
-            mutant.run(tmp_path=folder, folds=folds, store=store)
+        with closing(store), pytest.MonkeyPatch.context() as patch:
+            mutant.run(tmp_path=folder, folds=folds, store=store, monkeypatch=patch)
 
     for on_disk in (False, True) if "store" in mutant.wanted() else (False,):
         run("as it is", on_disk=on_disk)

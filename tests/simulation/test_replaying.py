@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.__main__ import main
 from tests.simulation.all_mutants import mutant_of
-from tests.simulation.chance import EVERY, FAULTS, Plan, plan
+from tests.simulation.chance import ALTERED, EVERY, FAULTS, Plan, altering, plan, retaining
 from tests.simulation.killers import KILLERS
 from tests.simulation.planting import planted
 from tests.simulation.regressions import REGRESSIONS
@@ -41,6 +41,11 @@ def variants(seed: int) -> list[Plan]:
         plan(seed, EVERY),
         plan(seed, ("killed", "lost")),
         own._replace(steps=(("write", 17), ("poll", 4))),
+        own._replace(spread=not own.spread),
+        altering(own),
+        altering(all_faults)._replace(steps=altering(all_faults).steps[:40], ranged=not own.ranged),
+        altering(plan(seed, (ALTERED,))),
+        retaining(own),
     ]
 
 
@@ -57,6 +62,7 @@ def test_lines_of_what_was_kept_by_hand() -> None:
 
 def test_lines_are_short() -> None:
     assert command_of(plan(5)) == f"{PROGRAM} 5"
+    assert command_of(altering(plan(5))) == f"{PROGRAM} 5 --set alters=yes"
     first = plan(5)._replace(steps=plan(5).steps[:20])
     assert command_of(first) == f"{PROGRAM} 5 --first 20"
     assert command_of(limited(plan(5, FAULTS), frozenset())) == f"{PROGRAM} 5 --drawn usual --faults none"

@@ -42,7 +42,7 @@ from keytide.wire.messages import (
 from projector.progress.commits import Committed, encode_metadata
 from streaming.spark.checkpoint import Range
 from tests.memory_store.store import MemorySliceStore
-from tests.simulation import layouts, moving, steering
+from tests.simulation import altering, layouts, moving, steering
 from tests.simulation.chance import RETENTION, Chance, Plan
 from tests.simulation.checkers import BrokenError, Checkers
 from tests.simulation.clock import Clock
@@ -452,6 +452,10 @@ class World:
             raise BrokenError("Parted", f"{record.id}, of {story}")
         if len(record.placement) != record.slices:
             raise BrokenError("Parted", f"{record.id} has {record.slices} slices on {record.placement}")
+        for topic in (TOPICS.mutations(record.id), TOPICS.backfill(record.id, record.build or "")):
+            queues = self.kafka.queues.get(topic)
+            if queues is not None and len(queues) < record.slices:
+                raise BrokenError("Parted", f"{topic} has {len(queues)} queues, not {record.slices}")
 
     def _ended(self, record: BuildRecord) -> None:
         """A build fails for what retention took when it needed that, and only then; one that is READY tells
@@ -663,6 +667,8 @@ class World:
                 moving.move(self)
             case "layout":
                 layouts.relayout(self)
+            case "alter":
+                altering.alter(self)
             case "expire":
                 self._expire()
             case "killed" | "clock-jump":
