@@ -44,6 +44,7 @@ topics only grow, and batches of one size would make rebuilds slower and slower.
 PROGRESS_S = 15.0
 GONE_LIMIT_S = 180.0
 """Longer than a coordinator waits for projectors that do not let go of a dropped index."""
+LEDGER_LIMIT_S = 60.0
 PERMANENT = (
     ("city", "tag", "small", "mood", "placed", "hashed", "spread"),
     ("city_n", "by_id", "ranged", "hashed", "spread", "pointed"),
@@ -202,12 +203,13 @@ class Driver:
         run = self.shared
         reader = Reader(run, self.plan.seed)
         for target in run.targets():
-            for number in range(len(run.nodes())):
-                with run.client(number) as client:
-                    try:
+            try:
+                for number in range(len(run.nodes())):
+                    with run.client(number) as client:
                         reader.check(client, target)
-                    except KeytideError as error:
-                        run.fail(f"{target.name} at the end: {error.status} {error.problem_type} {error}")
+                reader.check_ledger(target, LEDGER_LIMIT_S * slowness())
+            except KeytideError as error:
+                run.fail(f"{target.name} at the end: {error.status} {error.problem_type} {error}")
 
     def _start(self, name: str, work: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=self.shared.guarded(work), name=name, daemon=True)

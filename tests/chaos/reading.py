@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -10,13 +11,24 @@ from typing import Any
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
+from keytide.cli.admin import Admin
 from keytide.client import Client
 from keytide.client import Row as Answered
 from keytide.errors import KeytideError
 from tests.chaos.run import ANSWER_MS, Run, Target
-from tests.chaos.shapes import Shape
+from tests.chaos.shapes import NOT_A_GEOMETRY, Shape
 from tests.chaos.spatial import Asked
-from tests.chaos.truth import Places, Row, Selection, TooOldError, difference, row_text, story
+from tests.chaos.truth import (
+    Lines,
+    Places,
+    Row,
+    Selection,
+    TooOldError,
+    difference,
+    ledger_difference,
+    row_text,
+    story,
+)
 from tests.chaos.writing import GIVES_UP
 from tests.oracle import MISSING, compare
 
@@ -73,6 +85,40 @@ class Reader:
     def check(self, client: Client, target: Target, **demands: Any) -> None:
         """Compare a whole index with the truth."""
         self._scan(client, target, "scan", Selection(), demands)
+
+    def check_ledger(self, target: Target, limit_s: float) -> None:
+        """Compare the skip ledger of a spatial index with the truth, when nobody writes any more: it has that
+        by the end of the limit.
+
+        Raises:
+            KeytideError: the coordinator does not tell it.
+        """
+        if target.shape.skips is None:
+            return
+        deadline = time.monotonic() + limit_s
+        must, may = self._run.truths[target.keyspace].ledger(target.shape)
+        while wrong := ledger_difference(must, may, self._ledger(target)):
+            if time.monotonic() > deadline:
+                self._run.fail(f"the ledger of {target.name} is not what the source says", wrong[:40])
+                return
+            time.sleep(0.3)
+        self._run.count(ledger_lines=len(must))
+
+    def _ledger(self, target: Target) -> Lines:
+        """Its lines for what is no geometry."""
+        found: Lines = set()
+        page: str | None = ""
+        with Admin(self._run.coordinator) as admin:
+            while page is not None:
+                after = f"&page={page}" if page else ""
+                told = admin.call("GET", f"/v1/indexes/{target.name}/skipped?limit=1000{after}")
+                found |= {
+                    (line["partition"], line["offset"])
+                    for line in told["lines"]
+                    if line["reason"] == NOT_A_GEOMETRY
+                }
+                page = told["page"]
+        return found
 
     def _scan(
         self,

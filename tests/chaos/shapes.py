@@ -18,6 +18,7 @@ Entry = tuple[list[Any], dict[str, Any]]
 KEY_LIMIT = 16_000
 """Characters beyond which a key is certainly too large, or certainly not: documents stay away from it."""
 NUMBERS = (int, float)
+NOT_A_GEOMETRY = "not-a-geometry"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,9 @@ class Shape:
         ordered: its entries come in the order of keys.
         partitions: how many it has, where the number of slices may differ by partition; else 0.
         ask: of a spatial one, makes a condition.
+        skips: of a spatial one, whether a document has something in the place of a place that is none. Its
+            line is in the skip ledger, as `NOT_A_GEOMETRY`; one of which that is null or not there is only
+            counted.
     """
 
     name: str
@@ -42,6 +46,7 @@ class Shape:
     ordered: bool = True
     partitions: int = 0
     ask: Callable[[random.Random], Asked] | None = None
+    skips: Callable[[Document], bool] | None = None
 
 
 def _part(document: Document, name: str) -> Any:
@@ -93,11 +98,21 @@ def _placed(document: Document, _: str) -> list[Entry]:
     return [([document["geometry"]], {"n": document["n"]} if "n" in document else {})]
 
 
+def _not_placed(document: Document) -> bool:
+    value = document.get("geometry")
+    return value is not None and not spatial.is_geometry(value)
+
+
 def _pointed(document: Document, _: str) -> list[Entry]:
-    if "lon" not in document or "lat" not in document:
+    if not spatial.is_position(document.get("lon"), document.get("lat")):
         return []
     point = {"coordinates": [document["lon"], document["lat"]], "type": "Point"}
     return [([point], {"note": document["note"]} if "note" in document else {})]
+
+
+def _not_pointed(document: Document) -> bool:
+    lon, lat = document.get("lon"), document.get("lat")
+    return lon is not None and lat is not None and not spatial.is_position(lon, lat)
 
 
 SHAPES = {
@@ -140,6 +155,7 @@ SHAPES = {
             slices=4,
             ordered=False,
             ask=spatial.ask_plane,
+            skips=_not_placed,
         ),
         Shape(
             "pointed",
@@ -147,6 +163,7 @@ SHAPES = {
             _pointed,
             ordered=False,
             ask=spatial.ask_globe,
+            skips=_not_pointed,
         ),
     )
 }
@@ -155,16 +172,31 @@ SHAPES = {
 def entries_of(raw_id: bytes, value: bytes | None) -> dict[str, list[Entry]]:
     """What each kind of index holds of one version of a document; nothing of a delete, or of what is no
     document."""
-    if value is None or not 1 <= len(raw_id) <= 250:
+    known = _known(raw_id, value)
+    if known is None:
         return {}
+    return {name: found for name, shape in SHAPES.items() if (found := shape.entries(known[1], known[0]))}
+
+
+def skipped_of(raw_id: bytes, value: bytes | None) -> frozenset[str]:
+    """The kinds of index that must have a line in their skip ledger of one version, as `NOT_A_GEOMETRY`."""
+    known = _known(raw_id, value)
+    if known is None:
+        return frozenset()
+    kinds = ((name, shape.skips) for name, shape in SHAPES.items())
+    return frozenset(name for name, skips in kinds if skips is not None and skips(known[1]))
+
+
+def _known(raw_id: bytes, value: bytes | None) -> tuple[str, Document] | None:
+    """The id and the document of a record, if it is one."""
+    if value is None or not 1 <= len(raw_id) <= 250:
+        return None
     try:
         id_ = raw_id.decode()
         document = json.loads(value.decode(), parse_constant=_refuse)
     except (ValueError, RecursionError):
-        return {}
-    if not isinstance(document, dict):
-        return {}
-    return {name: found for name, shape in SHAPES.items() if (found := shape.entries(document, id_))}
+        return None
+    return (id_, document) if isinstance(document, dict) else None
 
 
 def _refuse(name: str) -> Any:
@@ -208,6 +240,7 @@ class Changes:
     def __init__(self, chance: random.Random, ids: int) -> None:
         self._chance = chance
         self._geometries = random.Random(ids)
+        self._spoilt = random.Random(f"spoilt {ids}")
         self._ids = ids
         self._known: dict[str, Document] = {}
 
@@ -262,7 +295,7 @@ class Changes:
         if self._geometries.random() < 0.9:
             document["geometry"] = spatial.geometry(self._geometries)
         if self._geometries.random() < 0.9:
-            document["lon"], document["lat"] = spatial.position(self._geometries)
+            document |= spatial.spoilt(self._spoilt, *spatial.position(self._geometries))
         if chance.random() < 0.0015:
             document["pad"] = "p" * chance.randrange(100_000, 600_000)
         return document

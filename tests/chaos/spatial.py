@@ -29,6 +29,18 @@ NO_GEOMETRIES: Final[tuple[Any, ...]] = (
     {"type": "Polygon", "coordinates": [[[0.5, 0.5], [1.5, 0.5], [1.5, 1.5]]]},
     {"type": "Circle", "coordinates": [1.5, 2.5]},
 )
+NO_COORDINATES: Final[tuple[Any, ...]] = (
+    "7.1",
+    "east",
+    [7.1],
+    {"degrees": 7.1},
+    True,
+    False,
+    180.5,
+    -1e300,
+    10**40,
+)
+"""What is neither a longitude nor a latitude, and is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +81,25 @@ def position(chance: random.Random) -> tuple[float, float]:
     if chance.random() < 0.5:
         return round(chance.uniform(6, 8), 3) + 0.0005, round(chance.uniform(50, 51), 3) + 0.0005
     return round(chance.uniform(-179, 179), 2) + 0.005, round(chance.uniform(-89, 89), 2) + 0.005
+
+
+def spoilt(chance: random.Random, lon: float, lat: float) -> dict[str, Any]:
+    """The fields of a point; now and then one of them, or both, are wrong, null or not there."""
+    fields: dict[str, Any] = {"lon": lon, "lat": lat}
+    if chance.random() < 0.1:
+        for name in chance.choice((("lon",), ("lat",), ("lon", "lat"))):
+            x = chance.random()
+            if x < 0.2:
+                del fields[name]
+            else:
+                fields[name] = None if x < 0.4 else chance.choice(NO_COORDINATES)
+    return fields
+
+
+def is_position(lon: Any, lat: Any) -> bool:
+    """Whether two values of JSON are longitude and latitude of a point on the globe."""
+    numbers = type(lon) in (int, float) and type(lat) in (int, float)
+    return numbers and abs(lon) <= 180 and abs(lat) <= 90
 
 
 def is_geometry(value: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 
-from tests.chaos.shapes import Entry, Shape, entries_of
+from tests.chaos.shapes import Entry, Shape, entries_of, skipped_of
 from tests.chaos.truncating import Cut
 from tests.oracle import MISSING, compare
 
@@ -59,6 +59,11 @@ class _Version:
     seen: float
     id: str
     rows: dict[str, list[Row]]
+    skipped: frozenset[str]
+
+
+Lines = set[tuple[int, int]]
+"""Of a skip ledger: (partition, offset)."""
 
 
 class TooOldError(Exception):
@@ -90,6 +95,7 @@ class Truth:
         self._folded: dict[int, int] = {}
         self._tail: dict[int, list[_Version]] = {}
         self._partings: list[tuple[int, int, int]] = []
+        self._skipped: dict[str, Lines] = {}
         self.records = 0
 
     def close(self) -> None:
@@ -123,6 +129,8 @@ class Truth:
                 raise ValueError(f"what {self.topic}[{partition}] has lost is folded already")
             self._partings.append((partition, cut.end, cut.epoch))
             del tail[bisect_left(tail, cut.end, key=lambda one: one.offset) :]
+            for lines in self._skipped.values():
+                lines -= {(at, offset) for at, offset in lines if at == partition and offset >= cut.end}
             at = {place: self._consumer.position(place) for place in self._places}
             place = TopicPartition(self.topic, partition)
             if place in at:
@@ -149,19 +157,41 @@ class Truth:
                 if places.get(partition, (0, 0))[0] > end and places[partition][1] <= epoch:
                     raise TooOldError(f"{self.topic}[{partition}] at {places[partition]}, which was lost")
             self._read(offsets)
-            newest: dict[str, tuple[tuple[int, int, int], _Version]] = {}
-            for partition, tail in self._tail.items():
-                end = offsets.get(partition, 0)
-                if end < self._folded.get(partition, 0):
-                    raise TooOldError(f"{self.topic}[{partition}] at {end}")
-                own = dict(self._below.get(partition, {}))
-                for version in tail[: bisect_left(tail, end, key=lambda one: one.offset)]:
-                    own[version.id] = version
-                for id_, version in own.items():
-                    place = (version.time, partition, version.offset)
-                    if id_ not in newest or newest[id_][0] < place:
-                        newest[id_] = (place, version)
-        return [row for _, version in newest.values() for row in version.rows.get(shape.name, ())]
+            newest = self._newest(offsets)
+        return [row for _, version in newest for row in version.rows.get(shape.name, ())]
+
+    def ledger(self, shape: Shape) -> tuple[Lines, Lines]:
+        """The lines that the ledger of an index of this kind must have at the end of the source for what is
+        no geometry, those of the newest versions; and those that it may have, of all that there were."""
+        with self._lock:
+            places = [
+                TopicPartition(self.topic, p) for p in self._consumer.partitions_for_topic(self.topic) or ()
+            ]
+            ends = {place.partition: end for place, end in self._consumer.end_offsets(places).items()}
+            self._read(ends)
+            newest = self._newest(ends)
+            may = set(self._skipped.get(shape.name, ()))
+        return {(p, version.offset) for p, version in newest if shape.name in version.skipped}, may
+
+    def _newest(self, offsets: Offsets) -> list[tuple[int, _Version]]:
+        """(partition, version) of each document.
+
+        Raises:
+            TooOldError: they lie too far back.
+        """
+        newest: dict[str, tuple[tuple[int, int, int], _Version]] = {}
+        for partition, tail in self._tail.items():
+            end = offsets.get(partition, 0)
+            if end < self._folded.get(partition, 0):
+                raise TooOldError(f"{self.topic}[{partition}] at {end}")
+            own = dict(self._below.get(partition, {}))
+            for version in tail[: bisect_left(tail, end, key=lambda one: one.offset)]:
+                own[version.id] = version
+            for id_, version in own.items():
+                place = (version.time, partition, version.offset)
+                if id_ not in newest or newest[id_][0] < place:
+                    newest[id_] = (place, version)
+        return [(place[1], version) for place, version in newest.values()]
 
     def _read(self, offsets: Offsets) -> None:
         wanted = {TopicPartition(self.topic, p): end for p, end in offsets.items() if end > 0}
@@ -182,7 +212,9 @@ class Truth:
                     self.records += 1
                     if record.key is None:
                         continue
-                    tail.append(_version(record, now))
+                    tail.append(version := _version(record, now))
+                    for name in version.skipped:
+                        self._skipped.setdefault(name, set()).add((place.partition, version.offset))
         self._fold()
 
     def _fold(self) -> None:
@@ -203,7 +235,8 @@ def _version(record: Any, now: float) -> _Version:
     id_ = record.key.decode(errors="surrogateescape")
     found = entries_of(record.key, record.value)
     rows = {name: [_row(entry, id_) for entry in entries] for name, entries in found.items()}
-    return _Version(record.offset, record.timestamp, now, id_, rows)
+    skipped = skipped_of(record.key, record.value)
+    return _Version(record.offset, record.timestamp, now, id_, rows, skipped)
 
 
 def _row(entry: Entry, id_: str) -> Row:
@@ -269,6 +302,15 @@ def _unlike_nearest(
     ):
         wrong.append(f"distances {shown}, expected {away}")
     return wrong
+
+
+def ledger_difference(must: Lines, may: Lines, found: Lines) -> list[str]:
+    """What is wrong with the lines of a ledger, a line each."""
+    missing = [f"not in the ledger: offset {offset} of partition {p}" for p, offset in sorted(must - found)]
+    extra = [
+        f"in the ledger without reason: offset {offset} of partition {p}" for p, offset in sorted(found - may)
+    ]
+    return missing + extra
 
 
 def story(bootstrap: str, topic: str, id_: str, limit: int = 40) -> list[str]:

@@ -14,16 +14,18 @@ from kafka.errors import KafkaTimeoutError
 
 from keytide.cli.admin import Admin
 from keytide.client import Client
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.errors import CallerError, KeytideError, RetryableError
 from keytide.geometry import Frame, NotAGeometryError, QueryShape, distance, envelope, geometry_of, point
-from tests.chaos import driver, reading, scene
+from projector.core.projection import KeyspacePlan, SourceBatch, project
+from tests.chaos import driver, reading, scene, spatial
 from tests.chaos.reading import Reader
 from tests.chaos.run import Run, StoppedError, Target
 from tests.chaos.scene import Scene
-from tests.chaos.shapes import SHAPES, Changes, entries_of
-from tests.chaos.spatial import NO_GEOMETRIES
+from tests.chaos.shapes import NOT_A_GEOMETRY, SHAPES, Changes, Shape, entries_of, skipped_of
+from tests.chaos.spatial import NO_COORDINATES, NO_GEOMETRIES
 from tests.chaos.truncating import Cut, batches, cut
-from tests.chaos.truth import Row, Selection, difference, row_text
+from tests.chaos.truth import Lines, Row, Selection, difference, ledger_difference, row_text
 from tests.oracle import MISSING, compare
 
 SHAPE = SHAPES["city_n"]
@@ -289,3 +291,71 @@ def test_a_reader_whose_producer_gives_up_makes_another(
             reader._own_write(client, TARGET)
     assert len(made) == 2
     assert run.problem is None
+
+
+# --- the skip ledger ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["placed", "pointed"])
+def test_the_ledger_must_hold_what_projectors_put_there(name: str) -> None:
+    """What is null or not there is counted; what is no place has a line; all else has an entry."""
+    statement = parse_statement(f"CREATE INDEX x ON ks {SHAPES[name].clauses.format(options='replicas=0')}")
+    assert isinstance(statement, CreateIndex)
+    changes = Changes(random.Random(11), 10_000)
+    records = [changes.next() for _ in range(3_000)]
+    ids, values = [key for key, _ in records], [value for _, value in records]
+    places = list(range(len(records)))
+    batch = SourceBatch(0, 0, 0, len(records), places, [*ids], values, [0] * len(records))
+    found = project(batch, KeyspacePlan([("x", statement.definition)])).indexes["x"]
+    lines = {one.offset for one in found.skips if one.reason == NOT_A_GEOMETRY}
+    assert lines == {at for at in places if name in skipped_of(*records[at])}
+    held = [at for at in places if name in entries_of(*records[at])]
+    others = {one.offset for one in found.skips} - lines
+    gone = sum(value is None for at, value in enumerate(values) if at not in others)
+    counted = len(records) - len(lines) - len(others) - len(held) - gone
+    assert found.left_out["leading-key-missing"] == counted
+    assert min(len(lines), counted, len(held)) > 20
+
+
+def test_wrong_points_are_wrong_in_every_way() -> None:
+    chance = random.Random(2)
+    points = [spatial.spoilt(chance, 7.5, 50.5) for _ in range(20_000)]
+    for name in ("lon", "lat"):
+        assert {repr(one[name]) for one in points if name in one} >= set(map(repr, (*NO_COORDINATES, None)))
+        assert any(name not in one for one in points)
+    assert sum(spatial.is_position(one.get("lon"), one.get("lat")) for one in points) > 17_000
+
+
+def test_what_is_wrong_with_a_ledger_is_said() -> None:
+    must, may = {(0, 5), (1, 7)}, {(0, 2), (0, 5), (1, 7)}
+    assert ledger_difference(must, may, must) == ledger_difference(must, may, may) == []
+    assert ledger_difference(must, may, {(0, 5)}) == ["not in the ledger: offset 7 of partition 1"]
+    assert ledger_difference(must, may, {*may, (1, 8)}) == [
+        "in the ledger without reason: offset 8 of partition 1"
+    ]
+
+
+def test_a_ledger_that_stays_wrong_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Page by page, until it is right or the time is over."""
+    asked: list[str] = []
+
+    def call(self: Admin, method: str, path: str) -> Any:
+        asked.append(path)
+        lines = [
+            {"partition": 0, "offset": 5, "reason": NOT_A_GEOMETRY},
+            {"partition": 0, "offset": 6, "reason": "bad-id"},
+        ]
+        more = "page=" not in path
+        return {"lines": lines if more else [{**lines[0], "partition": 1}], "page": "0:6" if more else None}
+
+    class Source:
+        def ledger(self, shape: Shape) -> tuple[Lines, Lines]:
+            return must, must
+
+    monkeypatch.setattr(Admin, "call", call)
+    for must in ({(0, 5), (1, 5)}, {(0, 5)}):
+        run = Run("http://127.0.0.1:1", "127.0.0.1:1", "keytide", 7)
+        run.truths["ks"] = Source()  # type: ignore[assignment]
+        Reader(run, 1).check_ledger(Target("x", "ks", SHAPES["pointed"]), 0.0)
+        assert (run.problem is None) == (len(must) == 2)
+    assert asked[1] == f"{asked[0]}&page=0:6"
