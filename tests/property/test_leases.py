@@ -137,7 +137,7 @@ def test_tails_that_ended_make_room() -> None:
         books.leave(told[-1], f"{TAIL}{at}")
     assert books.first_page("other") in books.kept()
     assert set(told[-300:]) <= books.kept()  # they can be gone on from while there is room
-    assert books.book.holds(INDEX, told[-1], f"{TAIL}499", [0], books.now)
+    assert 0 in books.book.lasting(INDEX, told[-1], f"{TAIL}499", books.now)
 
 
 def test_many_references_to_one_snapshot_count_once() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from coordinator.stability.publishing import Publishing
 from coordinator.stability.stream import StabilityStream
 from indexer.scan.gather import holds
 from indexer.scan.gather.failover import CopyRequests
+from indexer.scan.local.reader import LocalReader
 from indexer.scan.plan.errors import SnapshotMissingError
 from indexer.slice import mutation_queue
 from indexer.slice.building import Building
@@ -235,6 +236,19 @@ def keep_on_one_copy(patches: Patches) -> None:
 )
 def gone_by_one_copy(patches: Patches) -> None:
     patches.put(SnapshotMissingError, "raise_if_passing", lambda self: None)
+
+
+@unit_mutant(
+    "R38 (slice by slice)",
+    "a node that has lost a held snapshot in one slice has lost it in all",
+    "two nodes must have lost one slice each, while a hold is read again and again",
+    test_scan_copies.test_a_held_snapshot_is_gone_where_it_is_lost_and_nowhere_else,
+)
+def gone_in_all_slices(patches: Patches) -> None:
+    def run_out(self: LocalReader, index: str, number: int, hold: str, slices: Sequence[int]) -> list[int]:
+        return list(slices) if _run_out(self, index, number, hold, slices) else []
+
+    _run_out: Callable[..., list[int]] = patches.put(LocalReader, "_run_out", run_out)
 
 
 @unit_mutant(

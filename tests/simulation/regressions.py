@@ -622,4 +622,23 @@ REGRESSIONS: Final[list[tuple[str, Plan]]] = [
             calm_ms=150,
         ),
     ),
+    (
+        "two nodes that had lost a slice each told that all of a held snapshot was gone",
+        Plan(
+            seed=1387,
+            faults=frozenset({"damage"}),
+            steps=(
+                ("scan", 3884881166455135463),
+                ("damage", 8365831385247348285),
+                ("scan", 4811357592608189682),
+                ("damage", 2967815983761060268),
+            ),
+            replicas=True,
+            layouts=True,
+            moves=True,
+            ranged=True,
+            calm_ms=150,
+            spread=True,
+        ),
+    ),
 ]

@@ -426,6 +426,32 @@ def test_a_held_snapshot_lives_through_the_death_of_any_one_copy(dead: str) -> N
     run(test, world)
 
 
+def test_a_held_snapshot_is_gone_where_it_is_lost_and_nowhere_else() -> None:
+    """Each of two nodes has lost a slice, and keeps what it has of the others: all are on one still."""
+    world = World(BY_CITY, node_count=2, replicas=1)
+    world.commit(10, {"by_city": people(40)})
+
+    async def test(services: ByNode) -> None:
+        held = await hold(services["n0"])
+        go_on(world)
+        for node, number in (("n0", 0), ("n1", 3)):
+            world.views[node].slices["by_city-1", number].restart()
+        own = verify(held["at"], HeldToken, bytes.fromhex(SECRET)).hold
+        for lease_ms in (90_000, 120_000):  # (what is gone a node sees when it prolongs the hold)
+            longer = LeaseRequest("by_city-1", 10, 0, [0, 1, 2, 3], lease_ms, True, own)
+            for node, lost in (("n0", 0), ("n1", 3)):
+                assert (await world.nodes["n0"].lease(node, longer, 1.0)).missing == [lost]
+            for name in NODES[:2] * 4:
+                answer = await ask(services[name], at=held["at"])
+                assert (answer["snapshot"], ids(answer)) == (10, ALL)
+        world.views["n1"].slices["by_city-1", 0].restart()
+        assert await refusal(services["n0"], at=held["at"]) is PageSnapshotGoneError
+        await services["n0"].give_back("by_city", held["at"], never)
+        assert leases(world) <= {"pages"}
+
+    run(test, world)
+
+
 def test_copies_in_a_token_are_read_as_they_were_written() -> None:
     copies = {0: ["a", "b"], 1: ["b", "c"], 2: ["a"], 3: ["c", "a", "b"]}
     written = by_node(copies)

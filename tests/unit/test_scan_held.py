@@ -377,14 +377,13 @@ def test_the_book_knows_holds_by_their_id_and_slices() -> None:
     world.commit(10, {"by_city": people(9)})
     book = LeaseRegistry(world.views["n0"], 2)
     assert book.keep("by_city-1", 10, [0, 1], 1_000, in_use=False, now=5_000, hold="h") == []
-    assert book.holds("by_city-1", 10, "h", [0], 6_000)
-    assert not book.holds("by_city-1", 10, "h", [0, 2], 6_000)
-    assert not book.holds("by_city-1", 10, "i", [0], 6_000)
-    assert not book.holds("by_city-1", 10, "h", [0], 6_100)
+    assert book.lasting("by_city-1", 10, "h", 6_000) == {0, 1}
+    assert not book.lasting("by_city-1", 10, "i", 6_000)
+    assert not book.lasting("by_city-1", 10, "h", 6_100)
     assert book.keep("by_city-1", 10, [0], 1_000, in_use=False, now=5_000) == []
     assert book.keep("by_city-1", 10, [0], 1_000, in_use=False, now=5_000, hold="i") == []
     book.give_back("by_city-1", 10, "h", 5_500)
-    assert not book.holds("by_city-1", 10, "h", [0], 5_500)
+    assert not book.lasting("by_city-1", 10, "h", 5_500)
     assert book.keep("by_city-1", 10, [0], 1_000, in_use=False, now=5_500, hold="j") == []
 
 

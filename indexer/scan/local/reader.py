@@ -7,7 +7,7 @@ long. A read of at most `INLINE_ROWS` rows is done at once (a hop to a thread co
 longer one, a count, a task or anything that may look at much and find little in threads, turn by turn
 (`effort`), so that it holds up no other scan.
 
-A read that belongs to a held snapshot is answered only while the hold lasts, and prolongs it.
+A read of a held snapshot is answered, slice by slice, only while the hold lasts there, and prolongs it.
 
 Nothing is answered that the present history does not hold, as far as this node knows it: a request that is
 behind it is told so (`HistoryAheadError`), one that is ahead finds the snapshot gone and comes again. Nor is
@@ -19,10 +19,12 @@ is `gone` as well, and has the slice examined, which serves on.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import Final
+
+from msgspec.structs import replace
 
 from indexer.scan.local.cursor import EXAMINED, SliceSearch, entries_of, flaw
 from indexer.scan.local.effort import ReadThreads, ReadTurn
@@ -120,11 +122,11 @@ class LocalReader:
             UnknownTaskError: this release has no such task.
         """
         span, moment, paging = request.span, request.consistency, request.paging
-        index, slices = span.index, span.slices
+        index, slices, hold = span.index, span.slices, paging.hold
         history = self._view.history(index)
         _check_history(moment.number, moment.incarnation, history)
-        if paging.hold and paging.in_use and not self._holds(request):
-            return ReadReply([self._gone(index, one, _RUN_OUT) for one in slices])
+        if hold and paging.in_use and (run_out := self._run_out(index, moment.number, hold, slices)):
+            return await self._read_others(request, run_out, gone)
         held: list[ReadableSnapshot | None] = []
         turn: ReadTurn[list[SliceReply]] | None = None
         try:
@@ -147,7 +149,7 @@ class LocalReader:
                 paging.lease_ms,
                 in_use=paging.in_use,
                 now=self._now(),
-                hold=paging.hold,
+                hold=hold,
                 client=paging.client,
             )
             return ReadReply(replies, leased)
@@ -169,9 +171,9 @@ class LocalReader:
             self._leases.give_back(index, number, hold, self._now())
             return LeaseReply([])
         _check_history(number, request.incarnation, self._view.history(index))
-        if hold and request.in_use and not self._leases.holds(index, number, hold, slices, self._now()):
-            return LeaseReply(slices)
-        missing = self._leases.keep(
+        run_out = self._run_out(index, number, hold, slices) if hold and request.in_use else []
+        slices = [one for one in slices if one not in run_out]
+        missing = slices and self._leases.keep(
             index,
             number,
             slices,
@@ -182,21 +184,33 @@ class LocalReader:
             client=request.client,
             idle=request.idle,
         )
-        return LeaseReply(missing)
+        return LeaseReply([*run_out, *missing])
 
     def _keeps(self, request: ReadRequest, replies: list[SliceReply]) -> bool:
         """Whether a read that is done keeps its snapshot: not for a hold that was given back meanwhile."""
-        paging = request.paging
-        if not paging.lease_ms or request.consistency.number == TIP:
+        paging, number, span = request.paging, request.consistency.number, request.span
+        if not paging.lease_ms or number == TIP:
             return False
         if paging.hold:
-            return not paging.in_use or self._holds(request)
+            return not (paging.in_use and self._run_out(span.index, number, paging.hold, span.slices))
         return any(reply.more for reply in replies)
 
-    def _holds(self, request: ReadRequest) -> bool:
-        """Whether a held snapshot is still held here."""
-        span, number, hold = request.span, request.consistency.number, request.paging.hold
-        return self._leases.holds(span.index, number, hold, span.slices, self._now())
+    def _run_out(self, index: str, number: int, hold: str, slices: Sequence[int]) -> list[int]:
+        """The slices on which a hold does not last here."""
+        lasting = self._leases.lasting(index, number, hold, self._now())
+        return [one for one in slices if one not in lasting]
+
+    async def _read_others(self, request: ReadRequest, run_out: list[int], gone: Gone | None) -> ReadReply:
+        """Answer for the slices on which a hold lasts, of which this may be the last copy; of the others that
+        it does not."""
+        span, index = request.span, request.span.index
+        replies = {one: self._gone(index, one, _RUN_OUT) for one in run_out}
+        after = {one: at for one, at in zip(span.slices, span.after, strict=True) if one not in replies}
+        if after:
+            others = replace(span, slices=list(after), after=list(after.values()))
+            read = await self.read(replace(request, span=others), gone)
+            replies |= {reply.slice: reply for reply in read.slices}
+        return ReadReply([replies[one] for one in span.slices])
 
     def _acquire(
         self, index: str, slice_number: int, moment: ReadConsistency, history: History

@@ -18,7 +18,7 @@ Every slice that a token names keeps the snapshot (a restart loses it). Most lea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -85,8 +85,8 @@ class Leases(Protocol):
         """See `LeaseRegistry.keep`."""
         ...
 
-    def holds(self, index: str, number: int, hold: str, slices: Iterable[int], now: int) -> bool:
-        """See `LeaseRegistry.holds`."""
+    def lasting(self, index: str, number: int, hold: str, now: int) -> Collection[int]:
+        """See `LeaseRegistry.lasting`."""
         ...
 
     def give_back(self, index: str, number: int, hold: str, now: int) -> None:
@@ -170,10 +170,10 @@ class LeaseRegistry:
         lease.slices = held
         return [one for one in slices if one not in held]
 
-    def holds(self, index: str, number: int, hold: str, slices: Iterable[int], now: int) -> bool:
-        """Whether a hold lasts, and is on these slices."""
+    def lasting(self, index: str, number: int, hold: str, now: int) -> Collection[int]:
+        """The slices that a hold lasts on: none when it has run out, or was given back."""
         lease = self._by_index.get(index, {}).get((number, hold))
-        return lease is not None and lease.until > now and lease.slices.issuperset(slices)
+        return lease.slices if lease is not None and lease.until > now else ()
 
     def give_back(self, index: str, number: int, hold: str, now: int) -> None:
         """Let go of what a hold keeps; of one that is not known, nothing."""

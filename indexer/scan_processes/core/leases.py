@@ -8,7 +8,7 @@ that is published and each client, however many pages are read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from indexer.scan.peer.messages import LeaseRequest
@@ -51,9 +51,9 @@ class GrantedLeases:
         until, kept = self._granted.get((index, number, client, in_use), (0, frozenset()))
         return [one for one in slices if one not in kept or until - now < lease_ms]
 
-    def holds(self, index: str, number: int, hold: str, slices: Iterable[int], now: int) -> bool:
+    def lasting(self, index: str, number: int, hold: str, now: int) -> Collection[int]:
         """Not known."""
-        return False
+        return ()
 
     def give_back(self, index: str, number: int, hold: str, now: int) -> None:
         """Nothing is had."""
