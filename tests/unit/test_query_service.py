@@ -19,6 +19,7 @@ from keytide.errors import CallerError, HistoryChangedError, KeytideError
 from keytide.query.plan.choose import NoIndexError
 from keytide.settings.settings import ScanSettings
 from tests.unit.scan_world import Doc, World
+from tests.unit.test_scan_service import until
 
 BY_CITY = "CREATE INDEX by_city ON users (city, age) INCLUDE (name) WITH (slices=4)"
 BY_TAG = "CREATE INDEX by_tag ON users (UNNEST(tags), city) WITH (slices=3)"
@@ -447,6 +448,45 @@ def test_an_index_that_is_being_built_is_told_from_one_that_is_not_there() -> No
     run(work)
 
 
+@pytest.mark.parametrize("failed", ["by_zip", "by_zip_first"])
+def test_a_query_waits_for_the_index_that_can_become_ready(failed: str) -> None:
+    """Not for one that has failed, whichever the catalog has first; of that it hears only when no other is
+    there."""
+
+    async def work(ask: Ask, made: World) -> None:
+        states = {one: "FAILED" if one == failed else "BUILDING" for one in ("by_zip", "by_zip_first")}
+        for name, state in states.items():
+            made.create(f"CREATE INDEX {name} ON users (zip)", state=state)
+        built = next(name for name in states if name != failed)
+        with pytest.raises(IndexNotReadyError, match=f"{built} is BUILDING"):
+            await ask("SELECT id FROM users WHERE zip = 1", timeout_ms=50)
+        waiting = asyncio.ensure_future(ask("SELECT id FROM users WHERE zip = 1"))
+        await until(lambda: ask.services["n0"].shared.notifier.listeners)  # type: ignore[attr-defined]
+        made.change(built, state="READY")
+        made.commit(2, {built: [Doc([1], "u")]})
+        answer = await waiting
+        assert (answer["index"], answer["rows"]) == (built, [["u"]])
+        made.change(built, state="DROPPING", placement=[])
+        with pytest.raises(IndexNotReadyError, match=f"{failed} is FAILED"):
+            await ask("SELECT id FROM users WHERE zip = 1", timeout_ms=50)
+
+    run(work)
+
+
+@pytest.mark.parametrize("first", ["by_zip", "by_zip_too"])
+def test_a_query_is_answered_by_the_first_of_several_that_becomes_ready(first: str) -> None:
+    async def work(ask: Ask, made: World) -> None:
+        for name in ("by_zip", "by_zip_too"):
+            made.create(f"CREATE INDEX {name} ON users (zip)", state="BUILDING")
+        waiting = asyncio.ensure_future(ask("SELECT id FROM users WHERE zip = 1"))
+        await until(lambda: ask.services["n0"].shared.notifier.listeners)  # type: ignore[attr-defined]
+        made.change(first, state="READY")
+        made.commit(2, {first: [Doc([1], "u")]})
+        assert (await waiting)["index"] == first
+
+    run(work)
+
+
 @pytest.mark.parametrize("another", [True, False])
 def test_an_index_that_is_dropped_while_a_query_waits_for_it_was_never_named_by_it(another: bool) -> None:
     """The query names the keyspace: another index may have come meanwhile, or none serves."""
@@ -457,9 +497,9 @@ def test_an_index_that_is_dropped_while_a_query_waits_for_it_was_never_named_by_
         reads, waits = ask.services["n0"].shared, asyncio.Event()  # type: ignore[attr-defined]
         ready_index = reads.ready_index
 
-        async def ready(*asked: Any) -> Any:
+        async def ready(*asked: Any, **more: Any) -> Any:
             waits.set()
-            return await ready_index(*asked)
+            return await ready_index(*asked, **more)
 
         reads.ready_index = ready
         waiting = asyncio.ensure_future(ask("SELECT id FROM users WHERE zip = 1"))

@@ -704,7 +704,7 @@ def test_a_node_that_has_read_nothing_yet_does_not_say_that_an_index_does_not_ex
 
 
 def test_a_build_that_ends_while_a_scan_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("indexer.scan.gather.reads.READY_LAG_S", 30.0)
+    monkeypatch.setattr("indexer.scan.plan.readiness.READY_LAG_S", 30.0)
     world = World()
     world.create(BY_CITY, state="BUILDING")
 

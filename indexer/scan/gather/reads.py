@@ -31,10 +31,11 @@ from indexer.scan.gather.holds import HoldRegistry, SnapshotHold
 from indexer.scan.gather.scatter import Agreed, AskedT, Target, monotonic
 from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.messages import TIP, SliceReader
-from indexer.scan.plan.agreement import CATALOG_LAG_S, HINDRANCES, Agreement, Hindrance
+from indexer.scan.plan.agreement import HINDRANCES, Agreement, Hindrance
 from indexer.scan.plan.directory import IndexDirectory, Scannable
 from indexer.scan.plan.errors import IndexNotReadyError, PageTokenTooLargeError, UnknownIndexError
 from indexer.scan.plan.radii import Radii
+from indexer.scan.plan.readiness import first_ready
 from indexer.scan.plan.selection import Selection, Stamp, demanded_offsets, filter_json, selection_of
 from indexer.scan.plan.spatial import takes_long
 from indexer.scan.plan.tokens import HeldToken, Saw, Seen, SessionToken, Token, newest, saw_tip, sign, verify
@@ -49,9 +50,6 @@ from keytide.settings.http import MAX_BODY_BYTES
 from keytide.settings.settings import ScanSettings
 from keytide.structure import NotOrderedError
 
-READY_LAG_S: Final = 3.0
-"""How long a scan of an index that is being built waits: so late a node may read that it is READY, on a
-machine whose cores are all busy."""
 BESIDE_TOKENS: Final = 1_024
 """Bytes of a request for a page beside its tokens."""
 
@@ -69,13 +67,6 @@ class WrittenAnswer(msgspec.Struct, frozen=True, gc=False):
     rows: int
     index: str
     consistency: str
-
-
-def _patience_s(error: IndexNotReadyError | UnknownIndexError) -> float:
-    """How long it may be that this node has not read yet what somebody was told."""
-    if isinstance(error, UnknownIndexError):
-        return CATALOG_LAG_S  # (who has misspelt it is to be told soon)
-    return READY_LAG_S if error.extra.get("state", "BUILDING") == "BUILDING" else 0.0
 
 
 class Reads:
@@ -134,31 +125,26 @@ class Reads:
                     return self.directory.replica(there)
         return self.directory.replica(copies, without)
 
-    async def ready_index(self, name: str, moment: Moment, gone: Gone, layout: str = "") -> Scannable:
+    async def ready_index(
+        self, name: str, moment: Moment, gone: Gone, layout: str = "", others: Sequence[str] = ()
+    ) -> Scannable:
         """The index, waiting a moment for its beginning, or the end of its build, that this node has not read
         of yet: who was told READY by the coordinator may scan at once.
 
         Args:
             layout: as in `IndexDirectory.index`, of a token; that of `moment.at` is taken by itself.
+            others: indexes that would do as well: the first that is ready is taken.
 
         Raises:
             InvalidTokenError: `moment.at` is no token of this cluster.
-            UnknownIndexError, IndexNotReadyError: as `IndexDirectory.index`.
+            UnknownIndexError, IndexNotReadyError: as `first_ready`.
         """
         if moment.at is not None:
             layout = verify(moment.at, HeldToken, self.directory.secret()).index
         with suppress(IndexNotReadyError, UnknownIndexError):
             return self.directory.index(name, layout)
-        with Deadline(min(READY_LAG_S, self.timeout_s(moment)), gone) as deadline:
-            while True:
-                with self.notifier.listening() as told:
-                    try:
-                        return self.directory.index(name, layout)
-                    except (IndexNotReadyError, UnknownIndexError) as error:
-                        left_s = min(deadline.left, _patience_s(error) - deadline.waited_ms / 1000)
-                        if left_s <= 0:
-                            raise
-                    await deadline.wait(told, at_most=left_s)
+        names, timeout_s = (name, *others), self.timeout_s(moment)
+        return await first_ready(self.directory, self.notifier, names, layout, timeout_s, gone)
 
     def timeout_s(self, moment: Moment) -> float:
         """How long a request may wait."""

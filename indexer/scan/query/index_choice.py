@@ -1,7 +1,8 @@
 """Which index a query is answered from: the catalog's indexes of its keyspace, as candidates for a plan.
 
 An index that would serve and is being built makes the query wait a moment, and then fail as a scan of it
-does: that it is not ready is the news, not that there is none.
+does: that it is not ready is the news, not that there is none. Of several it waits for the first that is
+ready, and hears of one that is being built rather than of one that is to be built again.
 
 Planning waits, for counts of entries and for threads, and meanwhile a new layout may take a name over (R45).
 A plan is of the layout that it was made on, whose slices and spans say nothing of another one: the layout is
@@ -107,9 +108,9 @@ class IndexChooser:
         except NoIndexError as none:
             if only is not None:
                 none.next_step = f"leave `at` out: it is of another index; or {none.next_step}"
-            for name in await self._unready(select, candidates):
+            if unready := await self._unready(select, candidates):
                 with suppress(UnknownIndexError):  # (it was dropped: the query has not named it)
-                    await self._shared.ready_index(name, request, gone)
+                    await self._shared.ready_index(unready[0], request, gone, others=unready[1:])
                 return await self._planned(select, await self._candidates(select.keyspace, only))
             raise
 
