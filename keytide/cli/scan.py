@@ -117,6 +117,21 @@ def scan(
             "max_staleness_ms": max_staleness,
             "timeout_ms": timeout,
         }
+        if nearest is not None:
+            check_alone(
+                "--nearest",
+                "leave that out: so many of the nearest are one answer, a table or --json; --metres alone "
+                "gives all that is so near, as any rows",
+                limit=limit,
+                offset=offset,
+                reverse=reverse,
+                distinct=distinct,
+                validate=validate,
+                all=all_rows,
+                form=form,
+                to=to,
+                count=count,
+            )
         if count:
             check_alone(
                 "--count",
@@ -130,10 +145,6 @@ def scan(
             )
         if all_rows and limit is not None:
             raise CallerError("--all and --limit go against each other", next_step="give one of them")
-        if nearest is not None and limit is not None:
-            raise CallerError(
-                "--nearest and --limit go against each other", next_step="say how many by --nearest"
-            )
         with reader(node, url, data_dir, timeout) as client:
             if count:
                 _count(client, index, selection, as_json)

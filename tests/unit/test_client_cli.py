@@ -95,9 +95,18 @@ def test_the_system_of_a_place_may_be_said() -> None:
         assert "of a place" in scan(url, "--srid", "0", status=1, index="by_place").output
 
 
-def test_how_many_of_the_nearest_is_said_once(node: str) -> None:
-    told = scan(node, "--near", "1,2", "--nearest", "50", "--limit", "5", status=1).output
-    assert "--nearest and --limit go against each other" in told
+@pytest.mark.parametrize(
+    "other",
+    [
+        *("--limit 5", "--offset 1", "--reverse", "--distinct", "--validate"),
+        *("--all", "--form ndjson", "--to x", "--count"),
+    ],
+)
+def test_what_does_not_go_with_the_nearest_is_told_in_the_words_of_the_command(node: str, other: str) -> None:
+    """A node speaks of `limit` within `near`, which nobody has said here."""
+    told = scan(node, "--near", "1,2", "--nearest", "50", *other.split(), status=1).output
+    assert f"--nearest takes no {other.split()[0]}" in told
+    assert "`limit`" not in told
 
 
 BROKEN = [
