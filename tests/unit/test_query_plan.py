@@ -417,6 +417,24 @@ def test_the_refusal_has_the_index_that_would_serve(query: str, statement: str) 
     assert caught.value.extra["create_index"] == statement
 
 
+@pytest.mark.parametrize(
+    ("beside", "limited"),
+    [
+        ("USING hash (a)", True),
+        ("USING hash (b, LOWER(a))", False),
+        ("USING hash (b)", False),
+        ("USING spatial (a)", False),
+        ("(b)", False),
+    ],
+)
+def test_a_btree_in_place_of_a_hash_index_is_told_to_leave_out_long_keys(beside: str, limited: bool) -> None:
+    """Only of a key that the other one has: who makes an index anyway is told by the reference."""
+    there = Candidate("x", definition(f"CREATE INDEX x ON k {beside}"))
+    with pytest.raises(NoIndexError) as caught:
+        choose(parse_query("SELECT id FROM k WHERE a > 'x'"), [there])
+    assert ("leaves out keys of more than 16 KiB" in caught.value.next_step) is limited
+
+
 def test_suggested_names_are_not_taken() -> None:
     taken = definition("CREATE INDEX by_a ON k (b)")
     with pytest.raises(NoIndexError) as caught:

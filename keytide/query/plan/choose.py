@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from keytide.definition.expression import identity
+from keytide.definition.index import IndexDefinition
 from keytide.definition.render import render_expression, render_predicate
+from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.errors import CallerError
 from keytide.query.parse.expressions import AggregateCall, column_name
 from keytide.query.parse.select import Select
@@ -48,13 +51,31 @@ def choose(
     statement = suggest(select, {*taken, *(one.name for one in candidates)}, name_btree=others)
     told = "; ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()))
     hint = meant(select, [one.definition for one in candidates], keyspaces)
-    step = f"create one, and build it: {statement}" if statement else "ask for less in one query"
+    leaves_out = "" if statement is None else _leaves_out(statement, candidates)
+    step = f"create one, and build it{leaves_out}: {statement}" if statement else "ask for less in one query"
     raise NoIndexError(
         f"no index of {select.keyspace} serves this query" + (f" ({told})" if told else ""),
         next_step=f"{hint} {step}".strip(),
         create_index=statement,
         indexes=reasons,
     )
+
+
+def _leaves_out(statement: str, candidates: Sequence[Candidate]) -> str:
+    """That the index which a statement makes leaves out long keys, where one of the same values does not."""
+    made = parse_statement(statement)
+    if not isinstance(made, CreateIndex) or (limit := made.definition.structure_type.key_limit) is None:
+        return ""
+    keys = _keys(made.definition)
+    for one in candidates:
+        kind = one.definition.structure_type
+        if kind.key_limit is None and not kind.has_places and keys & _keys(one.definition):
+            return f" (it leaves out keys of more than {limit >> 10} KiB, which {one.name} has)"
+    return ""
+
+
+def _keys(definition: IndexDefinition) -> set[bytes]:
+    return {identity(part.expression) for part in definition.keys}
 
 
 def described(plan: Plan, others: Sequence[Plan], refusals: Sequence[Refusal]) -> dict[str, Any]:
