@@ -61,6 +61,8 @@ class ExpressionReader(PlaceReader):
             return self._predicate(parsed[0]) if wants_condition else self._expression(parsed[0])
         except ParseError as error:
             raise self._syntax_error(error) from error
+        except ValueError as error:  # what sqlglot says of "", where it takes a name for an alias
+            raise self._error("this is no expression") from error
         except RecursionError as error:
             raise self._error("the expression is nested too deeply") from error
 

@@ -7,6 +7,7 @@ from typing import ClassVar, Final
 
 from sqlglot import exp
 from sqlglot.dialects.postgres import Postgres
+from sqlglot.parsers.postgres import PostgresParser
 
 from keytide.definition.errors import InvalidStatementError
 from keytide.definition.expression import (
@@ -28,9 +29,12 @@ from keytide.model.hints import did_you_mean
 
 
 class Dialect(Postgres):
-    """PostgreSQL with JSON's array positions."""
+    """PostgreSQL with JSON's array positions, and no constructor but ARRAY[...]: list[0] is of a field."""
 
     INDEX_OFFSET = 0
+
+    class Parser(PostgresParser):
+        ARRAY_CONSTRUCTORS: ClassVar = {"ARRAY": exp.Array}
 
 
 _FUNCTIONS: Final[dict[type[exp.Expr], FunctionName]] = {

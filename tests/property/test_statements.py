@@ -1,11 +1,19 @@
-"""Statements that are written from definitions are read back as the same: of any index, under any name."""
+"""Statements that are written from definitions are read back as the same, of any index, under any name; so
+are records of them.
+"""
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+import re
+from typing import Final
+
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from sqlglot.dialects.postgres import Postgres
+from sqlglot.parsers.postgres import PostgresParser
 
+from keytide.catalog.records import IndexRecord, decode_record, encode_record
 from keytide.definition.index import IndexDefinition
 from keytide.definition.normal import normal_statement
 from keytide.definition.render import render_name
@@ -107,3 +115,88 @@ def test_names_are_read_as_they_are_written(name: str, other: str, replicas: int
     assert parse_statement(f"ALTER INDEX {old} RENAME TO {new}") == RenameIndex(name, other)
     assert parse_statement(f"ALTER INDEX {old} SET (replicas={replicas})") == AlterIndex(name, replicas)
     assert parse_statement(f"DROP INDEX {old}") == DropIndex(name)
+
+
+# --- names ------------------------------------------------------------------------------------------------
+
+KNOWN: Final = sorted(
+    {
+        spelt
+        for word in (
+            *(one for words in Postgres.Tokenizer.KEYWORDS for one in words.split()),
+            *PostgresParser.FUNCTIONS,
+            *PostgresParser.FUNCTION_PARSERS,
+            *PostgresParser.NO_PAREN_FUNCTION_PARSERS,
+            *("AT", "CASCADE", "CONCURRENTLY", "FIRST", "HASH", "LAST", "NULLS", "PARTITIONS", "RESTRICT"),
+            *("SLICES", "SPLIT", "SUBPARTITION", "SYMMETRIC", "BTREE", "SPATIAL", "MISSING", "ID", ""),
+        )
+        if re.fullmatch("[A-Za-z0-9_]*", word)
+        for spelt in (word, word.lower())
+    }
+)
+"""Words that the tokenizer or the parser knows for something else than a name."""
+KEYS_OF_NAMES: Final = (
+    *("{}", "{}.b", "b.{}[0]", "{}[0]", "LOWER({})", "UNNEST({})", "COALESCE({}, b)", "COALESCE(b, {})"),
+    *("CAST({} AS bigint)", "CAST({}.x AS text)", "-{}", "{} + 1", "1 - {}", "b || {}", "({} * 2) % {}"),
+)
+CONDITIONS_OF_NAMES: Final = (
+    *("{}", "NOT {}", "{} = 1", "b <> {}", "{} IN (1, 2)", "b IN ({}, {})", "{} LIKE 'x'", "{} IS NULL"),
+    *("b BETWEEN {} AND {}", "{} BETWEEN 1 AND 2", "{} OR {}", "b AND {}", "{} IS NOT MISSING"),
+    *("NOT ({} = 1 AND {})", "ST_Within({}, ST_Point(1, 2))", "ST_Distance({}, ST_Point(1, 2)) < {}"),
+)
+
+
+@settings(max_examples=share.examples(1_500), deadline=None)
+@given(st.sampled_from(KNOWN), st.sampled_from(KEYS_OF_NAMES), st.sampled_from(CONDITIONS_OF_NAMES))
+@example("current_date", "{}", "{}")
+@example("for", "{}.b", "{} = 1")
+@example("all", "COALESCE({}, b)", "{}")
+@example("DESCRIBE", "LOWER({})", "{} = 1")
+@example("range", "CAST({}.x AS text)", "{}")
+@example("list", "{}[0]", "{}")
+@example("", "{}.b", "{}")
+def test_a_field_may_have_any_name(word: str, key: str, condition: str) -> None:
+    assume(word.upper() != "ARRAY" or "[0]" not in key)  # (that is a constructor, quoted or not)
+    quoted = f'"{word}"'
+    key, condition = key.replace("{}", quoted), condition.replace("{}", quoted)
+    text = f"CREATE INDEX i ON k ({key} DESC) INCLUDE (b, {quoted}, c.{quoted}, {quoted}.b) WHERE {condition}"
+    check_round_trips(definition_of(text))
+
+
+@settings(max_examples=share.examples(300), deadline=None)
+@given(st.sampled_from([word for word in KNOWN if word]))
+@example("CONCURRENTLY")
+@example("begin")
+def test_an_index_may_have_any_name(word: str) -> None:
+    made = definition_of(f'CREATE INDEX "{word}" ON "{word}" (a)')
+    assert (made.name, made.keyspace) == (word, word)
+    check_round_trips(made)
+    name = render_name(word)
+    assert parse_statement(f"ALTER INDEX {name} RENAME TO {name}") == RenameIndex(word, word)
+    assert parse_statement(f"ALTER INDEX {name} SET (replicas=1)") == AlterIndex(word, 1)
+    assert parse_statement(f"DROP INDEX {name}") == DropIndex(word)
+
+
+def definition_of(text: str) -> IndexDefinition:
+    parsed = parse_statement(text)
+    assert isinstance(parsed, CreateIndex)
+    return parsed.definition
+
+
+def check_round_trips(definition: IndexDefinition) -> None:
+    """See that its statement gives it back, to the bit, and so does its record."""
+    text = normal_statement(definition)
+    again = definition_of(text)
+    assert again == replace(definition, statement=text)
+    assert identity_of(again) == identity_of(replace(definition, statement=text))
+    record = IndexRecord("i-1", definition, "READY", 1, [["n"]], "b", 0)
+    key, written = "index/i-1", encode_record(record)
+    read = decode_record(key, written)
+    assert isinstance(read, IndexRecord)
+    assert read == record
+    assert encode_record(read) == written
+
+
+def identity_of(definition: IndexDefinition) -> bytes:
+    """Equal of equal definitions only: 1, 1.0 and TRUE are three constants."""
+    return encode_record(IndexRecord("i-1", definition, "READY", 1, [], None, 0))
