@@ -24,6 +24,7 @@ from coordinator.statements.altering import altered, named, set_auto_split, set_
 from coordinator.statements.partitions import repartitioned
 from keytide.catalog.auto_split import AutoSplit
 from keytide.catalog.records import BuildRecord, IndexRecord
+from keytide.definition.expression import identity
 from keytide.definition.index import MAX_SLICES, IndexDefinition, slices_of
 from keytide.definition.statement import Alteration, AlterIndex
 from keytide.errors import CallerError
@@ -75,7 +76,7 @@ def alter(builds: Builds, statement: Alteration, source: SourceStatus | None, no
     old = named(builds.registry.dictionary, statement.name)
     wanted = repartitioned(old, statement)
     options = statement if isinstance(statement, AlterIndex) else AlterIndex(statement.name)
-    if wanted == old.definition:
+    if _slices(wanted) == _slices(old.definition):
         return _in_place(builds, old, options, asked=statement.asks_for_layout)
     members: dict[str, Any] = {}
     if options.replicas is not None:
@@ -89,6 +90,13 @@ def alter(builds: Builds, statement: Alteration, source: SourceStatus | None, no
         return text, index, None, out
     wanted = altered(wanted, defer_build=False)
     return _on_its_way(builds, old.name, wanted) or new_layout(builds, old, wanted, source, now)
+
+
+def _slices(definition: IndexDefinition) -> tuple[object, ...]:
+    """How entries fall to its slices, as equal values. (Literals are not: 1 is TRUE to Python, and 1 and 1.0
+    are one value where slices part.)"""
+    by = (definition.partition_kind, identity(definition.partition))
+    return *by, definition.encoded_splits, definition.slices_by_partition
 
 
 def _in_place(builds: Builds, old: IndexRecord, options: AlterIndex, *, asked: bool) -> Replaced:
@@ -134,7 +142,7 @@ def like_before(definition: IndexDefinition, said: frozenset[str], old: IndexRec
 def _partitions_before(definition: IndexDefinition, spread_said: bool, old: IndexRecord) -> dict[str, Any]:
     """What a definition that does not say how many partitions there are has of the index's, as members."""
     kept = old.definition
-    alike = (definition.partition_kind, definition.partition) == (kept.partition_kind, kept.partition)
+    alike = _slices(definition)[:2] == _slices(kept)[:2]
     keeps = alike and not spread_said and not definition.unique
     if spread_said:
         spread = definition.spread[:1] * kept.partitions or (1,) * kept.partitions

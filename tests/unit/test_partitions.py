@@ -226,6 +226,31 @@ def test_a_new_layout_has_the_splits_there_are_and_one_more() -> None:
         world.sql("ALTER INDEX by_city PARTITION BY HASH(id)")
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "changes"),
+    [
+        ("RANGE(age) SPLIT AT (0, 1)", "RANGE(age) SPLIT AT (FALSE, TRUE)", True),
+        ("HASH(COALESCE(age, 1))", "HASH(COALESCE(age, TRUE))", True),
+        ("RANGE(age) SPLIT AT (0, 1)", "RANGE(age) SPLIT AT (0.0, 1)", False),
+        ("HASH(COALESCE(age, 1))", "HASH(COALESCE(age, 1))", False),
+    ],
+)
+def test_what_differs_by_the_type_of_a_constant_only_is_another_partitioning(
+    before: str, after: str, changes: bool
+) -> None:
+    """Python takes 1 and TRUE for equal; keys do not, and take 0 and 0.0 for equal."""
+    world = LayoutWorld()
+    old = world.layout(OLD)
+    parsed = parse_statement(f"CREATE INDEX by_city ON people (city, age) PARTITION BY {before}")
+    assert old is not None
+    assert isinstance(parsed, CreateIndex)
+    world.leader.dictionary.put(replace(old, definition=parsed.definition))
+    world.tick()
+    world.sql(f"ALTER INDEX by_city PARTITION BY {after}")
+    made = [one for one in world.leader.dictionary.catalog.indexes() if one.replaces]
+    assert [f"PARTITION BY {after}" in one.definition.statement for one in made] == [True] * changes
+
+
 def test_another_partitioning_leaves_the_rest_as_it_is() -> None:
     world = LayoutWorld()
     world.sql("ALTER INDEX by_city PARTITION BY RANGE(city) SPLIT AT ('F', 'M') SET (replicas=2)")
