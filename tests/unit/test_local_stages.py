@@ -64,7 +64,7 @@ def test_a_shuffle_that_is_too_large_is_given_up() -> None:
 
 def test_many_small_rows_take_their_room_and_little_time() -> None:
     """Each row is a batch of its own: what that takes counts, and sorting copies no bodies."""
-    count = 20_000
+    count = 5_000
 
     def many(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in numbers:
@@ -80,7 +80,7 @@ def test_many_small_rows_take_their_room_and_little_time() -> None:
     (found,) = LocalStages(lambda: None).shuffle(1, shuffle)
     assert found["route"] == count
     with pytest.raises(OutOfRoomError):
-        list(LocalStages(lambda: None, 10_000_000).shuffle(1, shuffle))
+        list(LocalStages(lambda: None, 500 * count).shuffle(1, shuffle))
 
 
 def test_tasks_end_when_the_driver_is_asked_to() -> None:
