@@ -48,8 +48,6 @@ _RESERVED: Final = frozenset(
 )
 """Words that stand for something else where a bare name may stand (`tests/property/test_statements.py` looks
 for more)."""
-_TYPES: Final = frozenset({"LIST", "MAP", "NULLABLE", "OBJECT", "RANGE", "STRUCT"})
-"""Those that do so right behind CAST( only."""
 _RELATIONS: Final[dict[RelationName, str]] = {
     "within": "ST_Within",
     "contains": "ST_Contains",
@@ -95,10 +93,7 @@ def render_expression(node: Expression) -> str:
         case Call(function=function, arguments=arguments):
             return f"{function.upper()}({', '.join(map(render_expression, arguments))})"
         case Cast(operand=operand, type=type_):
-            text = render_expression(operand)
-            if isinstance(operand, Path) and (name := str(operand.steps[0])).upper() in _TYPES:
-                text = f'"{name}"{text.removeprefix(name)}'
-            return f"CAST({text} AS {_TYPE_NAMES[type_]})"
+            return f"CAST({render_expression(operand)} AS {_TYPE_NAMES[type_]})"
         case Binary(operator=operator, left=left, right=right):
             return f"({render_expression(left)} {operator} {render_expression(right)})"
         case Negate(operand=operand):

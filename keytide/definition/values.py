@@ -8,6 +8,7 @@ from typing import ClassVar, Final
 from sqlglot import exp
 from sqlglot.dialects.postgres import Postgres
 from sqlglot.parsers.postgres import PostgresParser
+from sqlglot.tokens import TokenType
 
 from keytide.definition.errors import InvalidStatementError
 from keytide.definition.expression import (
@@ -29,12 +30,15 @@ from keytide.model.hints import did_you_mean
 
 
 class Dialect(Postgres):
-    """PostgreSQL with JSON's array positions, and no constructor but ARRAY[...]: list[0] is of a field."""
+    """PostgreSQL with JSON's array positions, and no types of types, nor constructors: list[0] and range < 5
+    are of fields."""
 
     INDEX_OFFSET = 0
 
     class Parser(PostgresParser):
-        ARRAY_CONSTRUCTORS: ClassVar = {"ARRAY": exp.Array}
+        ARRAY_CONSTRUCTORS: ClassVar = {}
+        NESTED_TYPE_TOKENS: ClassVar[set[TokenType]] = set()
+        STRUCT_TYPE_TOKENS: ClassVar[set[TokenType]] = set()
 
 
 _FUNCTIONS: Final[dict[type[exp.Expr], FunctionName]] = {
@@ -223,6 +227,9 @@ class ValueReader:
             return quoted
         if isinstance(node, exp.Bracket):
             quoted = self._steps(node.this, steps)
+            if not quoted and len(steps) == 1 and str(steps[0]).upper() == "ARRAY":
+                step = 'Write "array"[0] for what a field of that name has.'
+                raise self._error("there is no ARRAY[...] in indexes", node, step)
             at = node.expressions
             if (
                 len(at) != 1
