@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 from sqlglot import exp
 from sqlglot.dialects.postgres import Postgres
 from sqlglot.parsers.postgres import PostgresParser
-from sqlglot.tokens import TokenType
+from sqlglot.tokenizer_core import TokenType
 
 from keytide.definition.errors import InvalidStatementError
 from keytide.definition.expression import (
