@@ -35,6 +35,10 @@ class Dialect(Postgres):
 
     INDEX_OFFSET = 0
 
+    class Tokenizer(Postgres.Tokenizer):
+        COMMANDS: ClassVar[set[TokenType]] = set()
+        """Words behind which all that follows would be one string: EXPLAIN, and `lock` of lock.x."""
+
     class Parser(PostgresParser):
         ARRAY_CONSTRUCTORS: ClassVar = {}
         NESTED_TYPE_TOKENS: ClassVar[set[TokenType]] = set()

@@ -14,9 +14,11 @@ from sqlglot.dialects.postgres import Postgres
 from sqlglot.parsers.postgres import PostgresParser
 
 from keytide.catalog.records import IndexRecord, decode_record, encode_record
+from keytide.definition.expression import same
+from keytide.definition.fragments import parse_expression
 from keytide.definition.index import IndexDefinition
 from keytide.definition.normal import normal_statement
-from keytide.definition.render import render_name
+from keytide.definition.render import render_expression, render_name
 from keytide.definition.statement import (
     AlterIndex,
     CreateIndex,
@@ -158,12 +160,16 @@ CONDITIONS_OF_NAMES: Final = (
 @example("list", "{}", "{} < {} AND b > 1")
 @example("range", "{}", "{} < 1")
 @example("array", "{}[0]", "b.{}[1] < {}")
+@example("lock", "{}[0]", "{}")
 @example("", "{}.b", "{}")
 def test_a_field_may_have_any_name(word: str, key: str, condition: str) -> None:
     quoted = f'"{word}"'
     key, condition = key.replace("{}", quoted), condition.replace("{}", quoted)
     text = f"CREATE INDEX i ON k ({key} DESC) INCLUDE (b, {quoted}, c.{quoted}, {quoted}.b) WHERE {condition}"
-    check_round_trips(definition_of(text))
+    definition = definition_of(text)
+    check_round_trips(definition)
+    expression = definition.keys[0].expression
+    assert same(parse_expression(render_expression(expression)), expression), "alone, as in a request"
 
 
 @settings(max_examples=share.examples(300), deadline=None)

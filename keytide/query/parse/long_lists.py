@@ -39,18 +39,10 @@ def tokenize(text: str) -> tuple[list[Token], dict[int, Constants]]:
         TokenError: as sqlglot's.
     """
     shortened, lists = _shortened(text)
-    tokens = _tokens(shortened)
+    tokens = Dialect().tokenize(shortened)
     if lists and _met(tokens) < lists.keys():
-        return _tokens(text), {}
+        return Dialect().tokenize(text), {}
     return tokens, lists
-
-
-def _tokens(text: str) -> list[Token]:
-    tokens = Dialect().tokenize(text)
-    if tokens and tokens[0].text.upper() == "EXPLAIN":  # sqlglot takes what stands behind it for one string
-        blank = " " * len("EXPLAIN")
-        return [tokens[0], *Dialect().tokenize(text[: tokens[0].start] + blank + text[tokens[0].end + 1 :])]
-    return tokens
 
 
 def _shortened(text: str) -> tuple[str, dict[int, Constants]]:
