@@ -6,6 +6,7 @@ next. The state of a source comes from the caller, who has just looked them up.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -119,9 +120,10 @@ class Commands:
                     text, index, build, out = replace_index(self._builds, old, wanted, source, now)
                     return self._done(now, text, index, build, out=out)
                 if fault := definition.slices_fault:
-                    text, word = definition.statement, "SUBPARTITION"
-                    at = text.upper().rfind(word)
-                    raise InvalidStatementError(fault[0], text, at, at + len(word), next_step=fault[1])
+                    text = definition.statement
+                    said_at = [*re.finditer(r"SUBPARTITION\s+BY", text, re.IGNORECASE)]
+                    at, end = said_at[-1].span() if said_at else (0, len(text))
+                    raise InvalidStatementError(fault[0], text, at, end, next_step=fault[1])
                 if self._default_replicas and "replicas" not in said:
                     definition = altered(definition, replicas=self._default_replicas)
                 return self.create(definition, if_not_exists, source, now)

@@ -528,6 +528,18 @@ def test_slices_of_each_partition_are_counted_where_it_is_known_how_many_there_a
         made(f"CREATE OR REPLACE{CITY.removeprefix('CREATE')} {by_city} WITH (partitions=6)")
 
 
+def test_what_makes_too_many_slices_is_shown_where_it_stands() -> None:
+    """Not where a text says the same, and not beside a name that is longer in capitals."""
+    statement = f"""
+        CREATE OR REPLACE INDEX by_city ON people (city, "straße") PARTITION BY HASH(city)
+        {SPREAD} 200 WHERE city = 'subpartition'
+    """
+    with pytest.raises(InvalidStatementError) as refused:
+        LeaderWorld().sql(statement)
+    line, marks = refused.value.problem()["caret"].splitlines()
+    assert line[marks.index("^") :].startswith("SUBPARTITION"), (line, marks)
+
+
 # --- a hot key ----------------------------------------------------------------------------------------------
 
 
