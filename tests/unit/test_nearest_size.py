@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 
 from indexer.scan.gather.gather import gather
+from indexer.scan.plan.radii import Radii
 from tests.unit.scan_world import Doc, World
 from tests.unit.test_api import Endpoint, problem
 from tests.unit.test_spatial_reads import dot
@@ -57,3 +58,22 @@ def test_they_are_read_as_many_at_once_as_are_some_bytes(large: int) -> None:
         found = endpoint.post(PATH, **near(300)).json()["rows"]
     assert [row["id"] for row in found] == [f"d{at:03}" for at in range(300)]
     assert max(read) <= 55_000
+
+
+def test_what_lies_farther_away_may_be_too_large() -> None:
+    """A guess that was too far meets large entries before the nearest: it is narrowed, not refused."""
+    made = World(STATEMENT, node_count=1)
+    large, small = (json.dumps({"n": "x" * size}).encode() for size in (5_000, 10))
+    far = [Doc([dot(at / 100 - 3, -3.0)], f"f{at:03}", large) for at in range(150)]
+    made.commit(1, {"by_place": [*far, *(Doc([dot(at / 100, 0.0)], f"d{at:03}", small) for at in range(50))]})
+    search = "indexer.scan.nearest.search"
+    with (
+        mock.patch(f"{search}.ROW_LIMIT", 10),
+        mock.patch(f"{search}.nearest_here", return_value=None),
+        mock.patch("indexer.scan.nearest.rows.nearest_here", return_value=None),
+        mock.patch.object(Radii, "first", return_value=1_000_000.0),
+        Endpoint(made, max_query_bytes=150_000) as endpoint,
+    ):
+        answer = endpoint.post(PATH, **near(50))
+    assert answer.status_code == 200, answer.text
+    assert [row["id"] for row in answer.json()["rows"]] == [f"d{at:03}" for at in range(50)]

@@ -187,6 +187,8 @@ class _Search:
             if len(kept) > 2 * most or size > settings.max_query_bytes:
                 kept = cut(kept, self.wanted, self.most_ties)
                 size = bytes_of([entry for _, entry in kept])
+                if more and size > settings.max_query_bytes and not every:
+                    return None  # (what is nearer may be smaller)
                 check_size(size, settings.max_query_bytes)
         return cut(kept, self.wanted, self.most_ties), lie_within
 
