@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Set
+from functools import partial
 from typing import Final
 
 from keytide.definition.expression import (
@@ -48,6 +50,14 @@ _RESERVED: Final = frozenset(
 )
 """Words that stand for something else where a bare name may stand (`tests/property/test_statements.py` looks
 for more)."""
+_IN_COLUMNS: Final = frozenset(
+    """
+    AND ANY ARRAY AS ASC BETWEEN BY CASE CAST COLLATE CREATE DESC DISTINCT DIV ELSE END ESCAPE EXISTS FALSE
+    FROM GROUP HAVING ILIKE IN INCLUDE INDEX INTERVAL IS JOIN LIKE LIMIT MISSING NOT NULL OFFSET ON OR ORDER
+    OVER PARTITION SELECT SOME TABLE THEN TRUE UNION UNIQUE UNNEST USING VALUES WHEN WHERE WITH XOR
+    """.split()  # noqa: SIM905 - as above
+)
+"""Those that are quoted in names of columns, by which clients ask: none is added."""
 _RELATIONS: Final[dict[RelationName, str]] = {
     "within": "ST_Within",
     "contains": "ST_Contains",
@@ -57,10 +67,10 @@ _RELATIONS: Final[dict[RelationName, str]] = {
 _TYPE_NAMES: Final = {"text": "text", "bigint": "bigint", "double": "double precision", "boolean": "boolean"}
 
 
-def render_name(name: str, *, first: bool = False) -> str:
+def render_name(name: str, *, first: bool = False, reserved: Set[str] = _RESERVED) -> str:
     """A name in a path, quoted when it must be; `id` as the first step is quoted, for bare it is the
     document id."""
-    plain = _PLAIN.fullmatch(name) and name.upper() not in _RESERVED and not (first and name == "id")
+    plain = _PLAIN.fullmatch(name) and name.upper() not in reserved and not (first and name == "id")
     return name if plain else '"' + name.replace('"', '""') + '"'
 
 
@@ -73,8 +83,18 @@ def path_name(path: Path | DocumentId) -> str:
     return f"{first}" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in more)
 
 
-def render_expression(node: Expression) -> str:
-    """The SQL of a value expression; operators are put in parentheses."""
+def column_sql(node: Expression) -> str:
+    """The name of a column of values: their SQL, as all releases have written it."""
+    return render_expression(node, _IN_COLUMNS)
+
+
+def render_expression(node: Expression, reserved: Set[str] = _RESERVED) -> str:
+    """The SQL of a value expression; operators are put in parentheses.
+
+    Args:
+        reserved: words that are quoted where they are names, in capitals.
+    """
+    within = partial(render_expression, reserved=reserved)
     match node:
         case Path(steps=steps):
             text = ""
@@ -82,24 +102,25 @@ def render_expression(node: Expression) -> str:
                 if isinstance(step, int):
                     text += f"[{step}]"
                 else:
-                    text += f".{render_name(step)}" if text else render_name(step, first=True)
+                    name = render_name(step, first=not text, reserved=reserved)
+                    text += f".{name}" if text else name
             return text
         case DocumentId():
             return "id"
         case Literal(value=value):
             return _constant(value)
         case Unnest(operand=operand):
-            return f"UNNEST({render_expression(operand)})"
+            return f"UNNEST({within(operand)})"
         case Call(function=function, arguments=arguments):
-            return f"{function.upper()}({', '.join(map(render_expression, arguments))})"
+            return f"{function.upper()}({', '.join(map(within, arguments))})"
         case Cast(operand=operand, type=type_):
-            return f"CAST({render_expression(operand)} AS {_TYPE_NAMES[type_]})"
+            return f"CAST({within(operand)} AS {_TYPE_NAMES[type_]})"
         case Binary(operator=operator, left=left, right=right):
-            return f"({render_expression(left)} {operator} {render_expression(right)})"
+            return f"({within(left)} {operator} {within(right)})"
         case Negate(operand=operand):
-            return f"(- {render_expression(operand)})"
+            return f"(- {within(operand)})"
         case DistanceTo(operand=operand, place=place):
-            return f"ST_Distance({render_expression(operand)}, {render_place(place)})"
+            return f"ST_Distance({within(operand)}, {render_place(place)})"
 
 
 def render_predicate(node: Predicate) -> str:

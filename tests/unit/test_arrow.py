@@ -282,6 +282,16 @@ def test_names_and_types_of_columns() -> None:
         typed(columns, definition, {"nn": "json"}, [], [])
 
 
+def test_columns_keep_their_names_when_more_words_are_quoted_in_statements() -> None:
+    """Clients, and `where` of Spark's source in another release, ask by them."""
+    definition = definition_of(
+        'CREATE INDEX i ON users ("begin", LOWER("only"), "order", "for".x) INCLUDE (a)'
+    )
+    assert [column.name for column in columns_of(definition, None)] == [
+        *("begin", "LOWER(only)", '"order"', "for.x", "id", "a"),
+    ]
+
+
 def test_the_leading_part_is_known_from_its_ends() -> None:
     definition = definition_of("CREATE INDEX i ON users (a, b)")
     columns = columns_of(definition, ["key"])

@@ -18,7 +18,7 @@ from keytide.definition.binding import Binding
 from keytide.definition.errors import InvalidStatementError
 from keytide.definition.expression import Expression, identity
 from keytide.definition.fragments import parse_expression
-from keytide.definition.render import render_expression
+from keytide.definition.render import column_sql
 from keytide.errors import CallerError
 from keytide.query.parse.expressions import FUNCTIONS, AggregateName
 
@@ -153,7 +153,7 @@ def planned(
 def _name(function: AggregateName, of: Expression | None, distinct: bool) -> str:
     if of is None:
         return function
-    return f"{function}({'distinct ' if distinct else ''}{render_expression(of)})"
+    return f"{function}({'distinct ' if distinct else ''}{column_sql(of)})"
 
 
 def _written(text: str) -> AggregateFunction:

@@ -28,7 +28,7 @@ from indexer.scan.shape.rows import encode
 from keytide.collation import Missing, Value
 from keytide.definition.expression import Binary, Call, Cast, DistanceTo, DocumentId, Expression
 from keytide.definition.index import IndexDefinition
-from keytide.definition.render import path_name, render_expression
+from keytide.definition.render import column_sql, path_name
 from keytide.errors import CallerError
 from keytide.model.hints import did_you_mean
 
@@ -95,7 +95,7 @@ def columns_of(definition: IndexDefinition, wanted: Sequence[str] | None) -> lis
     """
     groups = ("key", "id", "include") if wanted is None else wanted
     found: dict[str, ArrowColumn] = {}
-    parts = [render_expression(part.expression) for part in definition.keys]
+    parts = [column_sql(part.expression) for part in definition.keys]
     if "key" in groups:
         for ordinal, name in enumerate(parts):
             found.setdefault(name, ArrowColumn(name, ordinal, None, "json"))
@@ -103,7 +103,7 @@ def columns_of(definition: IndexDefinition, wanted: Sequence[str] | None) -> lis
         found.setdefault("id", ArrowColumn("id", None, None, "text"))
     if "include" in groups:
         for path in definition.include:
-            name, sql = path_name(path), render_expression(path)
+            name, sql = path_name(path), column_sql(path)
             if "key" in groups and sql in parts:
                 continue  # the same value, with its own type
             shown = sql if name in found or name == "id" else name

@@ -12,7 +12,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from keytide.definition.errors import InvalidStatementError
 from keytide.definition.expression import Comparison, Expression, Literal, Path, Predicate, Unnest
-from keytide.definition.render import path_name, render_expression
+from keytide.definition.render import column_sql, path_name
 from keytide.definition.sql import Constants, ExpressionReader
 from keytide.definition.tokens import Cursor
 
@@ -141,9 +141,9 @@ _NO_NAMES: Final = (TokenType.NUMBER, TokenType.STRING, TokenType.STAR, TokenTyp
 def column_name(value: Expression | AggregateCall) -> str:
     """What a column without an alias is called."""
     if isinstance(value, AggregateCall):
-        inside = "*" if value.operand is None else render_expression(value.operand)
+        inside = "*" if value.operand is None else column_sql(value.operand)
         return f"{value.function.upper()}({'DISTINCT ' if value.distinct else ''}{inside})"
     if isinstance(value, Path):
         name = path_name(value)
         return name if name != "id" else '"id"'
-    return render_expression(value)
+    return column_sql(value)

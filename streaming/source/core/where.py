@@ -31,7 +31,7 @@ from keytide.definition.expression import (
     Predicate,
     Relates,
 )
-from keytide.definition.render import render_expression, render_predicate
+from keytide.definition.render import column_sql, render_predicate
 from keytide.definition.semantics import compare
 from keytide.query.parse.normal import FALSE, TRUE, normal
 from keytide.query.parse.statement import parse_query
@@ -72,7 +72,7 @@ def selection_of(text: str, parts: Sequence[str]) -> dict[str, Any] | None:
     Takes and raises what `spans_of` does."""
     condition = normal(_parsed(text))
     asked = _asked_of_place(condition)
-    if asked is not None and render_expression(asked.operand) in parts[:1]:
+    if asked is not None and column_sql(asked.operand) in parts[:1]:
         place = json.loads(asked.place.geojson)
         if asked.relation == "dwithin":
             return {"near": {"point": place, "metres": asked.metres}, "srid": asked.place.srid}
@@ -181,9 +181,9 @@ def _part(node: Predicate, parts: Sequence[str]) -> int:
     """
     name = ""
     if isinstance(node, Comparison) and node.operator != "<>" and isinstance(node.right, Literal):
-        name = render_expression(node.left)
+        name = column_sql(node.left)
     elif isinstance(node, In) or (isinstance(node, Like) and _prefix(node) is not None):
-        name = render_expression(node.operand)
+        name = column_sql(node.operand)
     if name not in parts:
         raise OptionError(
             f"`where` cannot have {render_predicate(node)}: it takes =, <, <=, >, >=, IN, BETWEEN and "
