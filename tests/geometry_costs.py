@@ -51,6 +51,15 @@ def belt(teeth: int) -> Json:
     return polygon(*([180 * n / teeth - 180, 4.0 if n % 2 else 9.0] for n in range(2 * teeth)))
 
 
+def islands(count: int) -> Json:
+    """Half of the earth, or nearly so, with holes."""
+    side = math.isqrt(count - 1) + 1
+    places = [(160 * (n % side) / side - 80, 25 * (n // side) / side - 25) for n in range(count)]
+    holes = [[[x, y], [x + 5 / side, y], [x + 5 / side, y + 5 / side], [x, y]] for x, y in places]
+    outline = polygon([-170, -60], [0, -35], [170, -60], [170, 3], [90, 2], [0, 4], [-90, 3], [-170, 2])
+    return {"type": "Polygon", "coordinates": [*outline["coordinates"], *holes]}
+
+
 def aslant(teeth: int) -> Json:
     """Teeth that lie within each other's boxes."""
     at = [[10 * n / teeth / 2 + 10 * (n % 2), 10.0 * (n % 2)] for n in range(2 * teeth)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from keytide.geometry import (
     is_small,
     sound_rings,
 )
-from keytide.geometry.drawn import work
+from keytide.geometry.drawn import wide, work
 from keytide.query.parse.statement import parse_query
 from keytide.structure.ring_keys import rings_of
 from tests import geometry_costs as costs
@@ -34,6 +35,7 @@ SHAPES: dict[str, tuple[Callable[[int], costs.Json], int]] = {
     "aslant": (costs.aslant, 200),
     "triangles": (costs.triangles, 10),
     "tiles": (costs.tiles, 100),
+    "islands": (costs.islands, 40),
 }
 """What is told of each: makes one of so much, and how much is little."""
 
@@ -64,11 +66,24 @@ def test_what_is_too_much_work_is_refused_before_geos_is_asked(raw: costs.Json, 
 
 
 @pytest.mark.parametrize(
-    "raw", [costs.triangles(780), costs.together(*[costs.belt(3)] * 60), costs.comb(6_000)]
+    "raw",
+    [
+        costs.triangles(780),
+        costs.together(*[costs.belt(3)] * 60),
+        costs.comb(6_000),
+        costs.islands(3_000),
+    ],
 )
 def test_wide_shapes_that_are_too_much_work_are_refused(raw: costs.Json) -> None:
     with pytest.raises(TooComplexError):
         geometry_of(raw, "geographic")
+
+
+def test_a_hole_of_a_wide_polygon_is_cut_to_pieces_with_the_others() -> None:
+    """Each by itself on each face took milliseconds: seconds of some hundred kilobytes."""
+    with mock.patch.object(wide, "clip", wraps=wide.clip) as clips:
+        geometry_of(costs.islands(50), "geographic")
+    assert clips.call_count < 30
 
 
 def test_pairs_are_counted_up_to_the_limit_and_not_beyond(monkeypatch: pytest.MonkeyPatch) -> None:

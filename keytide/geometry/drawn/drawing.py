@@ -52,7 +52,7 @@ from keytide.geometry.drawn.flat import FlatShape
 from keytide.geometry.drawn.quiet import quietly
 from keytide.geometry.drawn.sphere import TOLERANCE, Floats, degrees, vectors
 from keytide.geometry.drawn.turned import LEAST_W, TurnedPolygon
-from keytide.geometry.drawn.work import TURNED, WIDE, Work
+from keytide.geometry.drawn.work import HOLE, TURNED, WIDE, Work
 from keytide.geometry.geojson import NotAGeometryError, Parts
 
 _HALO: Final = 1e-9
@@ -251,9 +251,11 @@ class Drawing:
         for rings in self.polygons:
             if np.ptp(self.vector[rings[0][0] : rings[-1][1]], axis=0).max() < _SMALL:
                 continue
-            turned = self._turned_polygon(rings)
-            work.spend(WIDE if turned is None else TURNED)
-            if turned is not None:
+            turned, holes = self._turned_polygon(rings), len(rings) - 1
+            if turned is None:
+                work.spend(WIDE + holes * (HOLE + (rings[0][1] - rings[0][0]) // 8))
+            else:
+                work.spend(TURNED)
                 work.compare(turned.edges(), np.zeros(len(turned.edges()), np.int64))
         for face in FACES:
             pairs, edge = wide.clip(self.vector[first], self.vector[first + 1], face)

@@ -27,9 +27,10 @@ import numpy as np
 import shapely
 from numpy.typing import NDArray
 
-from keytide.geometry.drawn.along import meets_others
+from keytide.geometry.drawn.along import meets_others, runs_along_itself
 from keytide.geometry.drawn.charts import AXES, BORDER, FACES, SQUARE, Shape, face_of, one_of, uvw
 from keytide.geometry.drawn.sphere import TOLERANCE, Floats, crossings, normals, signed_area
+from keytide.geometry.drawn.turned import LEAST_W
 
 _CLIP: Final = 1.01
 """Edges are clipped somewhat beyond the square, so that they cross its sides."""
@@ -139,8 +140,9 @@ def _holds(rings: list[Floats], place: Floats) -> bool:
 
 def fault_of(rings: list[Floats]) -> tuple[str, Floats] | None:
     """What is wrong with a polygon, and where; None when nothing is."""
+    start, end = np.concatenate(rings), np.concatenate([np.roll(ring, -1, axis=0) for ring in rings])
     for face in FACES:
-        lines = [line for ring in rings for line in clipped(ring, np.roll(ring, -1, axis=0), face)]
+        lines = clipped(start, end, face)
         if lines and not shapely.is_simple(shapely.multilinestrings(lines)):
             return "a ring crosses or touches itself or another ring", rings[0][0]
     for ring in rings:
@@ -163,6 +165,11 @@ def fault_of(rings: list[Floats]) -> tuple[str, Floats] | None:
 
 def _runs_along_itself(ring: Floats) -> bool:
     """Whether a ring comes back to itself anywhere."""
+    for face in FACES:
+        seen = uvw(ring, face)
+        if seen[:, 2].min() >= LEAST_W:  # (as most holes are; a tenth of the work)
+            flat = seen[:, :2] / seen[:, 2:]
+            return runs_along_itself(np.concatenate((flat, flat[:1])))
     end = np.roll(ring, -1, axis=0)
     apart = (np.abs(end - ring) > TOLERANCE).any(axis=1)  # (what is nearly one place is one)
     ring = ring[apart]

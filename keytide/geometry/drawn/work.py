@@ -9,7 +9,8 @@ GEOS is asked, up to `MOST`, by a tree that costs two microseconds for an edge; 
 are too few edges to come near.
 
 Where polygons of one geometry cross each other, they are to be made one, which takes a hundred times as long
-for a pair. A polygon that is too wide for the charts of faces takes as long as many pairs, whatever it is.
+for a pair. A polygon that is too wide for the charts of faces takes as long as many pairs, whatever it is,
+and each of its holes is held against all of its outline.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ TURNED: Final = 5_000
 """A polygon that is cut to pieces on its own chart: a millisecond."""
 WIDE: Final = 60_000
 """One that is not whole there, either: a dozen milliseconds."""
+HOLE: Final = 1_000
+"""A hole of such a one, which is looked at by itself: some tenths of a millisecond."""
 _TOGETHER: Final = 4_000_000
 """Pairs that the tree may give at once: some dozens of MB."""
 
