@@ -32,6 +32,8 @@ MOST_PLANAR: Final = 1e150
 """Coordinates of a plane, at most: products of two of them are still numbers."""
 FEW_POSITIONS: Final = 64
 """Of one line or polygon, with which all that is made ready of it takes some milliseconds."""
+FEW_DEGREES: Final = 45
+"""How far they are apart; of what is wider each takes tenths of a millisecond."""
 _WHOLE: Final = 2.0**53
 """Whole numbers up to here are written as int, so that no document has two normal forms."""
 MOST_COORDINATES: Final[dict[Frame, tuple[float, float]]] = {
@@ -78,16 +80,30 @@ def read(value: object, frame: Frame) -> tuple[dict[str, Any], Parts]:
 
 
 def is_small(value: object) -> bool:
-    """Whether a decoded JSON value takes some milliseconds to be read and covered, however wide it is: a
-    point, or one line or polygon of few positions. What is no geometry may be told either way."""
+    """Whether a decoded JSON value takes some milliseconds to be read and covered: a point, or one line or
+    polygon of few positions that are no continents apart. What is no geometry may be told either way."""
     if not isinstance(value, dict):
         return True
     kind, coordinates = value.get("type"), value.get("coordinates")
     if not isinstance(coordinates, (list, tuple)):
         return kind != "GeometryCollection"
     if kind == "Polygon":
-        return sum(len(ring) for ring in coordinates if isinstance(ring, (list, tuple))) <= FEW_POSITIONS
-    return kind in ("Point", "LineString", "MultiPoint") and len(coordinates) <= FEW_POSITIONS
+        rings = [ring for ring in coordinates if isinstance(ring, (list, tuple))]
+        return sum(map(len, rings)) <= FEW_POSITIONS and all(map(_is_near_itself, rings))
+    if kind in ("LineString", "MultiPoint"):
+        return len(coordinates) <= FEW_POSITIONS and _is_near_itself(coordinates)
+    return kind == "Point"
+
+
+def _is_near_itself(positions: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether positions are no continents apart, or none."""
+    try:
+        return all(
+            max(one[axis] for one in positions) - min(one[axis] for one in positions) <= FEW_DEGREES
+            for axis in (0, 1)
+        )
+    except (TypeError, ValueError, LookupError, ArithmeticError):
+        return True  # (to be refused as soon)
 
 
 def known_parts(geojson: dict[str, Any]) -> Parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 import math
@@ -163,6 +164,28 @@ def test_what_is_run_while_nobody_else_is_about_goes_side_by_side() -> None:
     turns = [threads._threads.submit(threads._run, meet.wait, (LIMIT_S,)) for _ in range(2)]
     assert sorted(turn.result(LIMIT_S) for turn in turns) == [0, 1]
     threads.close()
+
+
+def test_shapes_that_are_made_ready_keep_nobody_from_reading() -> None:
+    """One that took seconds held the baton, and four all of the threads."""
+    threads, made = ReadThreads(), threading.Event()
+
+    async def beside() -> list[int]:
+        threads.short_at = time.monotonic()
+        shapes = [asyncio.ensure_future(threads.prepare(made.wait, LIMIT_S)) for _ in range(8)]
+        await asyncio.sleep(0.05)
+        threads.short_at = time.monotonic()
+        turn = threads.turn(lambda effort: [len(one) for one in effort.parts("abc")], LIMIT_S, first=True)
+        read = await asyncio.wait_for(turn.result(), LIMIT_S / 2)
+        made.set()
+        assert all(await asyncio.gather(*shapes))
+        return read
+
+    try:
+        assert asyncio.run(beside()) == [3]
+    finally:
+        made.set()
+        threads.close()
 
 
 def test_rests_are_not_of_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from indexer.scan.plan.spatial import MAX_PLACE_BYTES, place_literal, takes_long
+from indexer.scan.query.index_choice import _is_soon_planned
 from indexer.scan.request.request import Near, ScanRequest
 from keytide.collation import encode_part
 from keytide.definition.errors import InvalidStatementError
@@ -135,6 +137,8 @@ def test_a_query_is_told_what_to_do_about_its_shape() -> None:
         ({"within": [1, 2, 3, 4]}, False),
         ({"within": costs.polygon([0, 0], [1, 0], [1, 1])}, False),
         ({"intersects": costs.aslant(100)}, True),
+        ({"intersects": costs.comb(20)}, True),  # few positions, which take 25 ms
+        ({"within": costs.polygon([0, 0], [0, 1], [46, 1])}, True),
         ({"contains": costs.together(costs.polygon([0, 0], [1, 0], [1, 1]))}, True),
         ({"within": {"type": "GeometryCollection", "geometries": []}}, True),
         ({"near": Near(point=[1, 2], metres=5)}, False),
@@ -146,7 +150,36 @@ def test_what_may_take_long_is_told_from_what_is_asked(asked: dict[str, Any], lo
     assert takes_long(ScanRequest(**asked)) == long
 
 
-@pytest.mark.parametrize("value", [None, 1, {}, {"type": []}, {"type": "Polygon", "coordinates": [1, [2]]}])
+@pytest.mark.parametrize(
+    ("shape", "soon"),
+    [
+        (costs.polygon([0, 0], [1, 0], [1, 1]), True),
+        ({"type": "Point", "coordinates": [1, 2]}, True),
+        (costs.comb(20), False),
+        (costs.together(costs.polygon([0, 0], [1, 0], [1, 1])), False),
+        ({"type": "Polygon", "coordinates": costs.islands(20)["coordinates"][1:]}, False),
+    ],
+)
+def test_a_query_with_a_shape_that_is_not_small_is_planned_in_a_thread(shape: costs.Json, soon: bool) -> None:
+    written = json.dumps(shape, separators=(",", ":"))
+    for text in (written, written.replace("Multi", "\\u004dulti")):  # (JSON has many ways to say it)
+        query = f"SELECT id FROM k WHERE ST_Within(at, ST_GeomFromGeoJSON('{text}'))"
+        assert len(query) < 2_000
+        assert _is_soon_planned(query) == soon
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        1,
+        {},
+        {"type": []},
+        {"type": "Polygon", "coordinates": [1, [2]]},
+        {"type": "LineString", "coordinates": [[10**400, 1], [0.5, 2]]},
+        {"type": "MultiPoint", "coordinates": [{}]},
+    ],
+)
 def test_anything_may_be_asked_whether_it_is_small(value: Any) -> None:
     assert is_small(value) in (True, False)
     with pytest.raises(NotAGeometryError):

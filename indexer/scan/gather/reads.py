@@ -180,7 +180,7 @@ class Reads:
     async def selected(self, question: Question, index: Scannable, **how: bool) -> Selection:
         """As `selection`; a place that takes long is made ready in a thread."""
         if question.place_member and takes_long(question):
-            return await self.local.threads.run(partial(self.selection, question, index, **how))
+            return await self.local.threads.prepare(partial(self.selection, question, index, **how))
         return self.selection(question, index, **how)
 
     def selection(

@@ -6,6 +6,8 @@ Python runs one thread at a time, so work that is merely moved to a thread still
 event loop. Long reads therefore go in *turns*: a read does some entries, says where it got to (`spent`), and
 whoever asked comes again, behind those that wait. The first turn of a read is short and has threads of its
 own, so that what is soon done is never behind what is not; later turns share few threads (`ReadThreads`).
+What shapes take to be made ready can neither be cut nor given up, and may be tenths of a second: it has
+threads of its own, and nothing else waits for its end.
 
 Within a turn the work is cut into *parts* of about half a millisecond (`ReadBudget.parts`), whatever an entry
 costs. Between them it looks whether its request is over (`OutOfTimeError`) or nobody waits for it any more
@@ -37,6 +39,8 @@ from indexer.scan.plan.waiting import Gone, ReaderGoneError
 READERS: Final = 4
 """Threads for first turns and for what is bounded by itself: two cores' worth, and some that wait for the
 disk."""
+SHAPERS: Final = 2
+"""Threads for shapes of requests: GEOS leaves the interpreter alone for most of the time."""
 FIRST_TURN_S: Final = 0.01
 TURN_S: Final = 0.04
 """How long a later turn is at least: coming again costs a millisecond or two."""
@@ -203,6 +207,7 @@ class ReadThreads:
     def __init__(self, long_readers: int = 1) -> None:
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="scan")
         self._later = ThreadPoolExecutor(long_readers, thread_name_prefix="long-scan")
+        self._shapers = ThreadPoolExecutor(SHAPERS, thread_name_prefix="shapes")
         self._lock = threading.Lock()
         self._queued = 0
         self.short_at = -math.inf
@@ -212,6 +217,7 @@ class ReadThreads:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._later.shutdown(wait=False, cancel_futures=True)
+        self._shapers.shutdown(wait=False, cancel_futures=True)
 
     @property
     def crowded(self) -> bool:
@@ -235,6 +241,10 @@ class ReadThreads:
         """Have done in a thread what is bounded by itself: rows as JSON, merging, planning. What takes more
         than a few milliseconds looks at `pace` between its parts."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, work, arguments)
+
+    async def prepare(self, work: Callable[..., ResultT], *arguments: object) -> ResultT:
+        """Have a request's shapes made ready: in one piece, beside whatever else is read."""
+        return await asyncio.get_running_loop().run_in_executor(self._shapers, work, *arguments)
 
     @property
     def pace(self) -> ReadBudget:

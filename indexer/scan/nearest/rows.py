@@ -47,7 +47,7 @@ async def scan_nearest(
     to = (
         nearest_of(near, key, srid)
         if at_once
-        else await shared.local.threads.run(nearest_of, near, key, srid)
+        else await shared.local.threads.prepare(nearest_of, near, key, srid)
     )
     maker = RowMaker(index.shape, request.columns)
 

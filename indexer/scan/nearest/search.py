@@ -133,8 +133,8 @@ class _Search:
     async def around(self, radius: float) -> list[Span]:
         """What of the target may lie within a radius."""
         asked = self.to, self.column.place, radius
-        at_once = self.column.place.is_point
-        cells = cells_within(*asked) if at_once else await self.shared.local.threads.run(cells_within, *asked)
+        prepare, at_once = self.shared.local.threads.prepare, self.column.place.is_point
+        cells = cells_within(*asked) if at_once else await prepare(cells_within, *asked)
         return intersected(self.spans, spans_of_cells(cells))
 
     def at(self, spans: list[Span]) -> Target:

@@ -12,10 +12,12 @@ looked up by its id once the plan is there, and read if it still serves; else th
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+import msgspec
 
 from indexer.scan.gather.reads import Reads
 from indexer.scan.plan.directory import Scannable
@@ -24,6 +26,7 @@ from indexer.scan.plan.tokens import HeldToken, verify
 from indexer.scan.plan.waiting import Gone
 from indexer.scan.query.request import QueryRequest
 from indexer.scan.query.sizes import IndexSizes
+from keytide.geometry import is_small
 from keytide.query.parse.select import Select
 from keytide.query.parse.statement import parse_query
 from keytide.query.plan.choose import NoIndexError, choose, described
@@ -32,11 +35,14 @@ from keytide.query.plan.plan import Candidate, Plan, Refusal, plan_on
 _INLINE_CHARACTERS: Final = 2_000
 """Longer queries are parsed and planned in a thread."""
 _SHAPES: Final = re.compile(r"ST_(GeomFromGeoJSON|MakeEnvelope)", re.IGNORECASE)
+_GEOJSON: Final = re.compile(r"ST_GeomFromGeoJSON", re.IGNORECASE)
 _INLINE_SHAPES: Final = 1
-"""So are queries of more shapes, or of one in GeoJSON that may be several: each takes some milliseconds."""
-_OF_SEVERAL: Final = re.compile(r"Multi|GeometryCollection")
+"""So are queries of more shapes, or of one in GeoJSON that is not small."""
 PLANNINGS: Final = 3
 """How often a query is planned whose indexes are replaced or dropped while it is."""
+
+
+ResultT = TypeVar("ResultT")
 
 
 class IndexChooser:
@@ -58,13 +64,13 @@ class IndexChooser:
         """
         if _is_soon_planned(text):
             return parse_query(text)
-        return await self._shared.local.threads.run(parse_query, text)
+        return await self._in_thread(text, parse_query, text)
 
     async def plan_on(self, select: Select, candidate: Candidate) -> Plan | Refusal:
         """As `keytide.query.plan.plan.plan_on`."""
         if _is_soon_planned(select.text):
             return plan_on(select, candidate)
-        return await self._shared.local.threads.run(plan_on, select, candidate)
+        return await self._in_thread(select.text, plan_on, select, candidate)
 
     async def chosen(
         self, select: Select, request: QueryRequest, gone: Gone
@@ -119,7 +125,16 @@ class IndexChooser:
         taken, keyspaces = {one.name for one in indexes}, {one.keyspace for one in indexes}
         if _is_soon_planned(select.text):
             return _choose(select, candidates, taken, keyspaces)
-        return await self._shared.local.threads.run(_choose, select, candidates, taken, keyspaces)
+        return await self._in_thread(select.text, _choose, select, candidates, taken, keyspaces)
+
+    async def _in_thread(self, text: str, work: Callable[..., ResultT], *arguments: object) -> ResultT:
+        """Have a part of planning done that is not soon done.
+
+        Args:
+            text: of the query.
+        """
+        threads = self._shared.local.threads
+        return await (threads.prepare if _SHAPES.search(text) else threads.run)(work, *arguments)
 
     async def _unready(self, select: Select, candidates: list[Candidate]) -> list[str]:
         """Indexes that would serve if they were ready."""
@@ -162,8 +177,14 @@ def _choose(
 
 def _is_soon_planned(text: str) -> bool:
     """Whether a query is parsed and planned in some milliseconds."""
-    return (
-        len(text) <= _INLINE_CHARACTERS
-        and len(_SHAPES.findall(text)) <= _INLINE_SHAPES
-        and _OF_SEVERAL.search(text) is None
-    )
+    if len(text) > _INLINE_CHARACTERS or len(_SHAPES.findall(text)) > _INLINE_SHAPES:
+        return False
+    return _GEOJSON.search(text) is None or _has_small_shape(text)
+
+
+def _has_small_shape(text: str) -> bool:
+    """Whether the one GeoJSON in a query is small for sure."""
+    try:
+        return is_small(msgspec.json.decode(text[text.find("{") : text.rfind("}") + 1]))
+    except (msgspec.DecodeError, RecursionError):
+        return False  # (or there are braces elsewhere)
