@@ -70,6 +70,7 @@ from keytide.geometry.cells.covering import (
 from keytide.geometry.distance import bounds, distance, distances, load_libraries, ring_distances
 from keytide.geometry.geojson import (
     MOST_NESTED,
+    MOST_WORK,
     Frame,
     NotAGeometryError,
     Relation,
@@ -92,6 +93,7 @@ from keytide.geometry.shapes import (
 __all__ = [
     "CELL_BYTES",
     "MOST_NESTED",
+    "MOST_WORK",
     "Frame",
     "Geometry",
     "NotAGeometryError",

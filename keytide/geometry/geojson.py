@@ -34,6 +34,8 @@ FEW_POSITIONS: Final = 64
 """Of one line or polygon, with which all that is made ready of it takes some milliseconds."""
 FEW_DEGREES: Final = 45
 """How far they are apart; of what is wider each takes tenths of a millisecond."""
+MOST_WORK: Final = 2_000_000
+"""Of a geometry, or of all that one statement gives, in pairs of edges: some tenths of a second."""
 _WHOLE: Final = 2.0**53
 """Whole numbers up to here are written as int, so that no document has two normal forms."""
 MOST_COORDINATES: Final[dict[Frame, tuple[float, float]]] = {

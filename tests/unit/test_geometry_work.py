@@ -131,6 +131,21 @@ def test_a_query_is_told_what_to_do_about_its_shape() -> None:
         parse_query(f"SELECT id FROM k WHERE ST_Within(at, ST_GeomFromGeoJSON('{text}'))")
 
 
+def test_the_shapes_of_a_statement_are_bounded_together() -> None:
+    """Each was as much as one may be: thirty of them took as many times as long."""
+
+    def ask(*shapes: costs.Json) -> None:
+        texts = [json.dumps(shape, separators=(",", ":")) for shape in shapes]
+        conditions = [f"ST_Within(at, ST_GeomFromGeoJSON('{text}'))" for text in texts]
+        parse_query("SELECT id FROM k WHERE " + " OR ".join(conditions))
+
+    heavy, other = (costs.together(*[costs.belt(3)] * times) for times in (20, 21))
+    ask(*[heavy] * 3)
+    ask(*(costs.polygon([at, 0], [at + 1, 0], [at + 1, 1]) for at in range(170)))
+    with pytest.raises(InvalidStatementError, match="too much work together"):
+        ask(heavy, other)
+
+
 @pytest.mark.parametrize(
     ("asked", "long"),
     [

@@ -524,7 +524,10 @@ def test_nobody_else_waits_for_the_shape_of_a_request(how: str) -> None:
 
 def test_small_shapes_are_made_ready_at_once() -> None:
     places = Places(BY_ID, 4326, places_of(7))
-    with mock.patch.object(ReadThreads, "run", side_effect=AssertionError("in a thread")):
+    in_thread = AssertionError("in a thread")
+    with mock.patch.multiple(
+        ReadThreads, run=mock.Mock(side_effect=in_thread), prepare=mock.Mock(side_effect=in_thread)
+    ):
         assert places.scan(within=BOX)
         assert places.query("SELECT id FROM users WHERE ST_Within(place, ST_MakeEnvelope(10, 10, 12, 12))")[
             "rows"

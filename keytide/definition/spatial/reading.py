@@ -20,7 +20,7 @@ from keytide.definition.expression import (
     RelationName,
 )
 from keytide.definition.values import ValueReader
-from keytide.geometry import Geometry, NotAGeometryError, envelope, geometry_of, point
+from keytide.geometry import MOST_WORK, Geometry, NotAGeometryError, envelope, geometry_of, point
 from keytide.structure.spatial import GEOGRAPHIC_SRID, PLANAR_SRID, frame_of
 
 FLIPPED_RELATIONS: Final[dict[RelationName, RelationName]] = {
@@ -42,6 +42,11 @@ _CONSTANT: Final = (
 
 class PlaceReader(ValueReader):
     """Reads expressions that may say something of places."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._shapes: dict[tuple[str, int], PlaceLiteral] = {}  # (a query may say one in several clauses)
+        self._work = 0  # of all of them
 
     def _expression(self, node: exp.Expr) -> Expression:
         name, arguments = _call(node)
@@ -126,17 +131,29 @@ class PlaceReader(ValueReader):
     def _geojson(self, node: exp.Expr, text: exp.Expr, srid: int) -> PlaceLiteral:
         if not isinstance(text, exp.Literal) or not text.is_string:
             raise self._error("ST_GeomFromGeoJSON takes a GeoJSON geometry in quotes", node)
+        if (known := self._shapes.get((text.this, srid))) is not None:
+            return known
         try:
             value = msgspec.json.decode(str(text.this))
         except (msgspec.DecodeError, RecursionError) as error:
             raise self._error(f"this is no JSON: {error}", text) from error
-        return self._literal(text, srid, lambda frame: geometry_of(value, frame))
+        found = self._shapes[text.this, srid] = self._literal(
+            text, srid, lambda frame: geometry_of(value, frame)
+        )
+        return found
 
     def _literal(self, node: exp.Expr, srid: int, make: Callable[..., Geometry]) -> PlaceLiteral:
         try:
             geometry = make(frame_of(srid))
         except NotAGeometryError as error:
             raise self._error(f"this is no geometry: {error}", node) from error
+        self._work += geometry.work
+        if self._work > MOST_WORK:
+            raise self._error(
+                "the geometries of one statement are too much work together",
+                node,
+                "Simplify them, or ask for them one by one.",
+            )
         return PlaceLiteral(msgspec.json.encode(geometry.geojson).decode(), srid)
 
     def _srid(self, node: exp.Expr) -> int:

@@ -52,7 +52,7 @@ from keytide.geometry.drawn.flat import FlatShape
 from keytide.geometry.drawn.quiet import quietly
 from keytide.geometry.drawn.sphere import TOLERANCE, Floats, degrees, vectors
 from keytide.geometry.drawn.turned import LEAST_W, TurnedPolygon
-from keytide.geometry.drawn.work import HOLE, TURNED, WIDE, Work
+from keytide.geometry.drawn.work import HOLE, MOST, TURNED, WIDE, Work
 from keytide.geometry.geojson import NotAGeometryError, Parts
 
 _HALO: Final = 1e-9
@@ -73,6 +73,7 @@ class Drawing:
         points: how many of them are points; they come first.
         lines, polygons: stretches of positions: lines, and rings of polygons.
         whole: the charts it is whole on.
+        spent: how much work it is, as far as that was looked at (`check`), in pairs of edges.
     """
 
     def __init__(self, parts: Parts, geographic: bool, prepare: bool = False) -> None:
@@ -108,6 +109,7 @@ class Drawing:
         self._pieces: dict[int, Shape | None] = {}
         self._turned: dict[int, TurnedPolygon | None] = {}
         self._flat: FlatShape | None = None
+        self.spent = 0
 
     def prepared(self) -> Drawing:
         """One more of the same, whose shapes are prepared (indexed by GEOS) for many questions of one thread:
@@ -227,19 +229,19 @@ class Drawing:
                     raise NotAGeometryError(
                         f"the edge at ({x:g} {y:g}) goes half around the earth: which way?"
                     )
-        self._weigh()
+        self.spent = self._weigh()
         for number, rings in enumerate(self.polygons, 1):
             of = f" of polygon {number}" if len(self.polygons) > 1 else ""
             self._check_rings(rings, of)
 
-    def _weigh(self) -> None:
-        """See that what GEOS is to do with the polygons is not too much.
+    def _weigh(self) -> int:
+        """See that what GEOS is to do with the polygons is not too much; how much it is.
 
         Raises:
             TooComplexError: it is.
         """
         if not self.polygons:
-            return
+            return 0
         work = Work()
         starts = [(a, b, number) for number, rings in enumerate(self.polygons) for a, b in rings]
         first = np.concatenate([np.arange(a, b - 1) for a, b, _ in starts])
@@ -247,7 +249,7 @@ class Drawing:
         if self.whole:
             seen = self.project(self.whole[0])
             work.compare(np.stack((seen[first], seen[first + 1]), axis=1), polygon)
-            return
+            return MOST - work.left
         for rings in self.polygons:
             if np.ptp(self.vector[rings[0][0] : rings[-1][1]], axis=0).max() < _SMALL:
                 continue
@@ -260,6 +262,7 @@ class Drawing:
         for face in FACES:
             pairs, edge = wide.clip(self.vector[first], self.vector[first + 1], face)
             work.compare(pairs, polygon[edge])
+        return MOST - work.left
 
     def _check_rings(self, rings: list[Stretch], of: str) -> None:
         chart = self._chart_of(rings)

@@ -22,12 +22,11 @@ import shapely
 from numpy.typing import NDArray
 
 from keytide.geometry.drawn.sphere import Floats
-from keytide.geometry.geojson import TooComplexError
+from keytide.geometry.geojson import MOST_WORK, TooComplexError
 
 Numbers = NDArray[np.int64]
 
-MOST: Final = 2_000_000
-"""Of a geometry, in pairs of edges: some tenths of a second."""
+MOST: Final = MOST_WORK
 ALONE: Final = 2_000
 """Edges of one polygon that need not be looked at: all of their pairs are no more."""
 CROSSING: Final = 100
