@@ -77,6 +77,20 @@ def test_positions_of_wide_rings_may_be_as_near_to_one_another_as_they_like() ->
             assert cells_of(geometry_of(polygon(one), "geographic"))
 
 
+def test_holes_of_wide_polygons_lie_beside_one_another() -> None:
+    wide: Ring = [[-170, -60], [0, -35], [170, -60], [170, 3], [90, 2], [0, 4], [-90, 3], [-170, 2]]
+
+    def square(lon: float, size: float) -> Ring:
+        return [[lon - size, -15 - size], [lon + size, -15 - size], [lon, -15 + size]]
+
+    for few in ([square(0, 8), square(0, 2)], [square(0, 2), square(60, 5), square(0, 8)]):
+        with pytest.raises(NotAGeometryError, match="a hole lies within another hole near"):
+            geometry_of(polygon(wide, *few), "geographic")
+    corner: Ring = [[0, -35], [0, -35], [4, -30], [-4, -30]]  # touches the outline, there twice
+    beside: Ring = [[4, -30], [4, -30], [9, -25], [9, -30]]  # and that
+    assert cells_of(geometry_of(polygon(wide, corner, beside, square(40, 3)), "geographic"))
+
+
 def test_a_hole_that_is_a_point_has_no_area() -> None:
     lons = range(-180, 180, 20)
     outline: Ring = [[lon, -60] for lon in lons]

@@ -155,11 +155,38 @@ def fault_of(rings: list[Floats]) -> tuple[str, Floats] | None:
             return "a ring has no area", ring[0]
         if _runs_along_itself(corners):
             return "a ring runs along itself", ring[0]
-    outline = _Side(rings[0])
-    for hole in rings[1:]:
-        middle = hole[0] + hole[1]
-        if not outline.holds(middle / np.linalg.norm(middle)):
+    outline, holes = _Side(rings[0]), [_distinct(ring) for ring in rings[1:]]
+    for hole in holes:
+        if not outline.holds(_on_edge(hole)):
             return "a hole lies outside of the outline", hole[0]
+    within = _within_another(holes)
+    return None if within is None else ("a hole lies within another hole", holes[within][0])
+
+
+def _on_edge(ring: Floats) -> Floats:
+    """A place of a ring that is none of its corners: there it may touch others."""
+    middle: Floats = ring[0] + ring[1]
+    return middle / np.linalg.norm(middle)
+
+
+def _within_another(holes: list[Floats]) -> int | None:
+    """A hole that lies within another one; None when there is none. They do not cross."""
+    places = np.array([_on_edge(hole) for hole in holes]).reshape(-1, 3)
+    whole = np.array([[uvw(hole, face)[:, 2].min() >= LEAST_W for face in FACES] for hole in holes])
+    for number in np.flatnonzero(~whole.any(axis=1)) if len(holes) else ():
+        side = _Side(holes[number])
+        for other, place in enumerate(places):
+            if other != number and side.holds(place):
+                return other
+    for face in FACES if len(holes) > 1 else ():
+        here, at = np.flatnonzero(whole[:, face]), uvw(places, face)
+        ahead = np.flatnonzero(at[:, 2] > 0)
+        seen = [uvw(holes[number], face) for number in here]
+        tree = shapely.STRtree([shapely.polygons(one[:, :2] / one[:, 2:]) for one in seen])
+        point, area = tree.query(shapely.points(at[ahead, :2] / at[ahead, 2:]), predicate="within")
+        others = ahead[point[ahead[point] != here[area]]]
+        if len(others):
+            return int(others[0])
     return None
 
 
