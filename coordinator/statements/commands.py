@@ -121,7 +121,7 @@ class Commands:
                     return self._done(now, text, index, build, out=out)
                 if fault := definition.slices_fault:
                     text = definition.statement
-                    said_at = [*re.finditer(r"SUBPARTITION\s+BY", text, re.IGNORECASE)]
+                    said_at = [*re.finditer(r"SUBPARTITION\s++BY", text, re.IGNORECASE)]
                     at, end = said_at[-1].span() if said_at else (0, len(text))
                     raise InvalidStatementError(fault[0], text, at, end, next_step=fault[1])
                 if self._default_replicas and "replicas" not in said:
