@@ -243,7 +243,7 @@ class Admin:
         import httpx
 
         try:
-            response = self._clients[0].request(method, path, json=body, params=wanted, timeout=limit)
+            response = self._clients[0].request(method, path, json=body, params=wanted or None, timeout=limit)
         except httpx.ConnectTimeout as error:
             raise NotReachedError(
                 f"no connection to the coordinator at {self.url} within {_shown(limit.connect)} s",

@@ -107,18 +107,18 @@ class Reader:
     def _ledger(self, target: Target) -> Lines:
         """Its lines for what is no geometry."""
         found: Lines = set()
-        page: str | None = ""
+        page: str | None = None
         with Admin(self._run.coordinator) as admin:
-            while page is not None:
-                after = f"&page={page}" if page else ""
-                told = admin.call("GET", f"/v1/indexes/{target.name}/skipped?limit=1000{after}")
+            while True:
+                told = admin.call("GET", f"/v1/indexes/{target.name}/skipped", limit=1000, page=page)
                 found |= {
                     (line["partition"], line["offset"])
                     for line in told["lines"]
                     if line["reason"] == NOT_A_GEOMETRY
                 }
                 page = told["page"]
-        return found
+                if page is None:
+                    return found
 
     def _scan(
         self,
