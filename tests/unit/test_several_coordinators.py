@@ -59,6 +59,12 @@ def held() -> Iterator[ExitStack]:
         yield held
 
 
+def test_a_query_may_stand_in_the_path_or_beside_it(leader: str) -> None:
+    with Admin(leader) as admin:
+        assert len(admin.call("GET", "/v1/events", limit=1)) == 1 < len(admin.call("GET", "/v1/events"))
+        assert len(admin.call("GET", "/v1/events?limit=1")) == 1
+
+
 def test_what_one_that_stands_by_is_asked_the_leader_answers(leader: str, held: ExitStack) -> None:
     other = standby(held, leader)
     for path in (
