@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 
 from deploy.cluster import LocalCluster
 from deploy.up import UpOptions, remembered
-from keytide.cli.admin import Admin
+from keytide.cli.admin import Admin, NotReachedError
 from keytide.cli.data_folder import read_state
 from keytide.errors import RetryableError
 from tests.chaos.processes import stopped
@@ -175,9 +175,9 @@ def _takes_requests(url: str, index: str) -> None:
             try:
                 admin.call("POST", "/v1/statements", {"statement": statement})
             except RetryableError as error:
-                if error.problem_type != "coordinator-stands-by":
+                if error.problem_type != "coordinator-stands-by" and not isinstance(error, NotReachedError):
                     raise
-                return False  # it has not heard yet who leads
+                return False  # it has not heard yet who leads, or waited for Kafka in vain and begins anew
             return True
 
         wait_for(done, f"{url} takes requests", 30)
