@@ -339,13 +339,13 @@ def test_a_ledger_that_stays_wrong_fails(monkeypatch: pytest.MonkeyPatch) -> Non
     """Page by page, until it is right or the time is over."""
     asked: list[str] = []
 
-    def call(self: Admin, method: str, path: str) -> Any:
-        asked.append(path)
+    def call(self: Admin, method: str, path: str, *, limit: int, page: str | None) -> Any:
+        asked.append(f"{path}?limit={limit}" + (f"&page={page}" if page else ""))
         lines = [
             {"partition": 0, "offset": 5, "reason": NOT_A_GEOMETRY},
             {"partition": 0, "offset": 6, "reason": "bad-id"},
         ]
-        more = "page=" not in path
+        more = page is None
         return {"lines": lines if more else [{**lines[0], "partition": 1}], "page": "0:6" if more else None}
 
     class Source:
