@@ -17,6 +17,7 @@ from keytide.collation import encode_part
 from keytide.definition.errors import InvalidStatementError
 from keytide.errors import CallerError
 from keytide.geometry import (
+    MOST_WORK,
     Frame,
     NotAGeometryError,
     QueryShape,
@@ -99,7 +100,7 @@ def test_pairs_are_counted_up_to_the_limit_and_not_beyond(monkeypatch: pytest.Mo
     monkeypatch.setattr(work.Work, "spend", noted)
     with pytest.raises(TooComplexError):
         geometry_of(costs.aslant(20_000), "planar")
-    assert sum(spent) < 8 * work.MOST
+    assert sum(spent) < 8 * MOST_WORK
 
 
 @pytest.mark.parametrize("frame", ["geographic", "planar"])

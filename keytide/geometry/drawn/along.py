@@ -6,11 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 import shapely
-from numpy.typing import NDArray
 
-from keytide.geometry.drawn.sphere import TOLERANCE, Floats
-
-Numbers = NDArray[np.int64]
+from keytide.geometry.drawn.sphere import TOLERANCE, Floats, Numbers
 
 
 def runs_along_itself(ring: Floats) -> bool:

@@ -52,7 +52,7 @@ from keytide.geometry.drawn.flat import FlatShape
 from keytide.geometry.drawn.quiet import quietly
 from keytide.geometry.drawn.sphere import TOLERANCE, Floats, degrees, vectors
 from keytide.geometry.drawn.turned import LEAST_W, TurnedPolygon
-from keytide.geometry.drawn.work import HOLE, MOST, TURNED, WIDE, Work
+from keytide.geometry.drawn.work import HOLE, TURNED, WIDE, Work
 from keytide.geometry.geojson import NotAGeometryError, Parts
 
 _HALO: Final = 1e-9
@@ -249,7 +249,7 @@ class Drawing:
         if self.whole:
             seen = self.project(self.whole[0])
             work.compare(np.stack((seen[first], seen[first + 1]), axis=1), polygon)
-            return MOST - work.left
+            return work.spent
         for rings in self.polygons:
             if np.ptp(self.vector[rings[0][0] : rings[-1][1]], axis=0).max() < _SMALL:
                 continue
@@ -262,7 +262,7 @@ class Drawing:
         for face in FACES:
             pairs, edge = wide.clip(self.vector[first], self.vector[first + 1], face)
             work.compare(pairs, polygon[edge])
-        return MOST - work.left
+        return work.spent
 
     def _check_rings(self, rings: list[Stretch], of: str) -> None:
         chart = self._chart_of(rings)

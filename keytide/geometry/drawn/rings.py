@@ -15,12 +15,11 @@ from keytide.geometry.drawn.charts import Shape, uvw
 from keytide.geometry.drawn.drawing import bound_areas
 from keytide.geometry.drawn.meeting import covers_on
 from keytide.geometry.drawn.quiet import quietly
-from keytide.geometry.drawn.sphere import TOLERANCE, Floats, vectors
+from keytide.geometry.drawn.sphere import TOLERANCE, Floats, Numbers, vectors
 from keytide.geometry.drawn.turned import LEAST_W
 from keytide.geometry.drawn.work import ALONE
 
 Mask = NDArray[np.bool_]
-Numbers = NDArray[np.int64]
 
 
 class DrawnRings:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Numbers = NDArray[np.int64]
 
 EARTH_RADIUS: Final = 6_371_008.771_415
 """Metres: the mean radius of WGS84, which PostGIS takes for its sphere as well."""

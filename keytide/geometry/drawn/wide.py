@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from keytide.geometry.drawn.along import meets_others, runs_along_itself
 from keytide.geometry.drawn.charts import AXES, BORDER, FACES, SQUARE, Shape, face_of, one_of, uvw
-from keytide.geometry.drawn.sphere import TOLERANCE, Floats, crossings, normals, signed_area
+from keytide.geometry.drawn.sphere import TOLERANCE, Floats, Numbers, crossings, normals, signed_area
 from keytide.geometry.drawn.turned import LEAST_W
 
 _CLIP: Final = 1.01
@@ -52,7 +52,7 @@ _BETWEEN: Final = tuple(_direction(number, 40) for number in range(39))
 """Where a way of two arcs may lead by."""
 
 
-def clip(start: Floats, end: Floats, face: int) -> tuple[Floats, NDArray[np.int64]]:
+def clip(start: Floats, end: Floats, face: int) -> tuple[Floats, Numbers]:
     """What of edges is on a face.
 
     Returns:

@@ -5,8 +5,8 @@ Theory of operation
 What GEOS does with polygons (are they valid, what are they together, what is in a rectangle) grows with the
 pairs of edges whose boxes overlap. A coast has three for each of its edges; a comb whose teeth are long and
 aslant has all that there are, and some hundred kilobytes of it take GEOS minutes. So pairs are counted before
-GEOS is asked, up to `MOST`, by a tree that costs two microseconds for an edge; and not even that where there
-are too few edges to come near.
+GEOS is asked, up to `MOST_WORK`, by a tree that costs two microseconds for an edge; and not even that where
+there are too few edges to come near.
 
 Where polygons of one geometry cross each other, they are to be made one, which takes a hundred times as long
 for a pair. A polygon that is too wide for the charts of faces takes as long as many pairs, whatever it is,
@@ -19,14 +19,10 @@ from typing import Final
 
 import numpy as np
 import shapely
-from numpy.typing import NDArray
 
-from keytide.geometry.drawn.sphere import Floats
+from keytide.geometry.drawn.sphere import Floats, Numbers
 from keytide.geometry.geojson import MOST_WORK, TooComplexError
 
-Numbers = NDArray[np.int64]
-
-MOST: Final = MOST_WORK
 ALONE: Final = 2_000
 """Edges of one polygon that need not be looked at: all of their pairs are no more."""
 CROSSING: Final = 100
@@ -51,7 +47,12 @@ class Work:
     """
 
     def __init__(self) -> None:
-        self.left = MOST
+        self.left = MOST_WORK
+
+    @property
+    def spent(self) -> int:
+        """What is taken note of, in pairs of edges."""
+        return MOST_WORK - self.left
 
     def spend(self, pairs: int) -> None:
         """Take note of work.
