@@ -9,6 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import shapely
 
 from indexer.scan.plan.spatial import MAX_PLACE_BYTES, place_literal, takes_long
 from indexer.scan.query.index_choice import _is_soon_planned
@@ -28,6 +29,7 @@ from keytide.geometry import (
     sound_rings,
 )
 from keytide.geometry.drawn import wide, work
+from keytide.geometry.drawn.charts import AXES, BORDER, SQUARE
 from keytide.query.parse.statement import parse_query
 from keytide.structure.ring_keys import rings_of
 from tests import geometry_costs as costs
@@ -224,3 +226,17 @@ def test_of_wide_polygons_together_nothing_is_held_that_none_of_them_holds() -> 
     shape = geometry_of(costs.together(*(costs.polygon(*ring) for ring in rings)), "geographic")
     lons, lats = np.array([51.5, 16.7, 124.4, -4.1, -51.2]), np.array([53.4, 58.4, 73.3, -20.8, 89.8])
     assert QueryShape("within", shape).test_points(lons, lats).tolist() == [True, False, False, False, False]
+
+
+@pytest.mark.parametrize("face", range(6))
+def test_numbers_of_few_digits_cross_the_sides_of_faces_too(face: int) -> None:
+    """A ring next to a meridian that is 1e-320 degrees away lay on a face of which GEOS found no area: it did
+    not see where that edge crosses the side."""
+    seen = np.array(
+        [[-8.00286548e-11, 1.01, 1.0], [-1.77863633e-322, 1.80831692e-1, 1.0], [-1.03753786e-322, 1.01, 1.0]]
+    )
+    vectors = seen @ AXES[face]
+    pairs, _ = wide.clip(vectors[:-1], vectors[1:], face)
+    lines = shapely.union_all([*shapely.linestrings(pairs), shapely.boundary(SQUARE)])
+    areas = shapely.get_parts(shapely.polygonize([lines]))
+    assert [float(shapely.bounds(one).max()) for one in areas] == [BORDER, BORDER]

@@ -38,6 +38,8 @@ _CLEAR: Final = 1e-9
 """Radians from all corners at which an arc is far from rounding."""
 _ON_SIDE: Final = 1e-12
 """In units of a chart: what is so near to a side of the square is on it."""
+_LEAST: Final = 1e-300
+"""Smaller numbers have so few digits that GEOS does not see where their lines cross others."""
 _TURN: Final = math.pi * (3 - math.sqrt(5))
 
 
@@ -74,6 +76,7 @@ def clip(start: Floats, end: Floats, face: int) -> tuple[Floats, Numbers]:
     first = np.where(low == 0, a, first)
     last = np.where(high == 1, b, last)
     pairs = np.stack((first[:, :2] / first[:, 2:], last[:, :2] / last[:, 2:]), axis=1)
+    pairs[np.abs(pairs) < _LEAST] = 0
     long = (pairs[:, 0] != pairs[:, 1]).any(axis=1)
     return pairs[long], seen[long]
 
