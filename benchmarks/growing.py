@@ -20,6 +20,8 @@ MILESTONES: Final = (1, 5, 20, 100)
 """Millions of documents at which all is looked at."""
 SCANS: Final = 2_000
 PROBES: Final = 100
+SOURCE_KEPT: Final = 20
+"""Millions up to which the source keeps its records: of 100 million they would be a third of the disk."""
 
 
 def growth(millions: int = 20) -> Result:
@@ -36,12 +38,18 @@ def growth(millions: int = 20) -> Result:
         "slices": 8,
         "nodes": 2,
     }
+    if millions > SOURCE_KEPT:
+        result.notes.append(
+            f"the source forgets what is indexed, from {SOURCE_KEPT} million on, so that disks suffice"
+        )
     with Bench() as bench:
         bench.make_topic(TOPIC, PARTITIONS)
         bench.create_index(BY_CITY)
         for million in range(1, millions + 1):
             fill(bench, range((million - 1) * MILLION, million * MILLION))
             rate = round(MILLION / replayed(bench, result, ["by_city"]))
+            if million > SOURCE_KEPT:
+                bench.forget(TOPIC)
             result.figures[f"documents_per_s_at_{million}m"] = rate
             say(f"million {million}: {rate:,} documents/s, memory MB {bench.memory()}")
             if million in MILESTONES or million == millions:
@@ -61,6 +69,8 @@ def _look(bench: Bench, result: Result, million: int) -> None:
     for name, found in (("scan", read), ("fresh", fresh)):
         result.figures |= {f"{name}_{one}_at_{million}m": value for one, value in found.items()}
     held = held_bytes(bench)
+    if million > SOURCE_KEPT:
+        del held["source"]
     each = {what: round(size / million / MILLION, 1) for what, size in sorted(held.items())}
     result.sizes[f"bytes_per_document_at_{million}m"] = each
     say(f"at {million} million: scans {read}, freshness {fresh}, bytes per document {each}")

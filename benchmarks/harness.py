@@ -240,6 +240,13 @@ class Bench:
         consumer.close()
         return found
 
+    def forget(self, topic: str) -> None:
+        """Delete all records that a topic has now."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        upto = [TopicPartition(topic, p, offset) for p, offset in self.ends(topic).items()]
+        for done in admin.delete_records(upto, request_timeout=30).values():
+            done.result(timeout=60)
+
     def wait_indexed(self, index: str, ends: Mapping[int, int], limit_s: float = READY_LIMIT_S) -> None:
         """Wait until a stable scan includes everything below `ends`."""
         deadline = time.monotonic() + limit(limit_s)
