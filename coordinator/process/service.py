@@ -119,7 +119,7 @@ class CoordinatorService:
         self._control = lasting_producer(settings, self.topics.control, confirmed, message_timeout_ms=5_000)
         self.standby = Standby(settings, self._stopping, self._identity.check)
         self._leader: Leader | None = None
-        self._answered = time.monotonic()
+        self._has_stood_by = False
 
     @property
     def leads(self) -> bool:
@@ -137,21 +137,23 @@ class CoordinatorService:
     # --- life -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Stand by while another coordinator leads, then become the leader and begin. Waits for Kafka, for
-        the request time-out. Returns without having begun when `give_up` was called meanwhile.
+        """Stand by while another coordinator leads, then become the leader and begin. Waits for Kafka: for
+        the request time-out at first, and for as long as it takes once it has stood by (who ends then is not
+        there when Kafka is back). Returns without having begun when `give_up` was called meanwhile.
 
         Raises:
-            KafkaUnavailableError: Kafka stayed away.
+            KafkaUnavailableError: Kafka stayed away from the beginning.
             WrongKafkaError: another Kafka answers than the one that the data folder belongs to.
         """
         self._identity.open()
         bootstrap = self.settings.kafka.bootstrap
+        limit = time.monotonic() + self.settings.coordinator.request_timeout_s
         while not self._stopping.is_set():
             try:
                 self._begin()
                 return
             except RetryableError as error:
-                if time.monotonic() > self._answered + self.settings.coordinator.request_timeout_s:
+                if not self._has_stood_by and time.monotonic() > limit:
                     raise KafkaUnavailableError(
                         f"Kafka at {bootstrap} stayed away: {error.message}",
                         next_step="start Kafka, or say where it is with KEYTIDE_KAFKA__BOOTSTRAP",
@@ -164,7 +166,7 @@ class CoordinatorService:
         with KafkaAdminWork(self.settings) as work:
             work.make_own_topics()
         self.standby.wait()
-        self._answered = time.monotonic()
+        self._has_stood_by = True
         if not self._stopping.is_set():
             try:
                 with KafkaAdminWork(self.settings) as work:
