@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from keytide.geometry.drawn.drawing import Drawing
-
-    Floats = NDArray[np.float64]
+    from keytide.geometry.drawn.sphere import Floats
 
 
 def same_frame(a: Geometry, b: Geometry) -> bool:

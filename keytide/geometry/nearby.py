@@ -24,10 +24,7 @@ from keytide.geometry.distance import geodesics
 from keytide.geometry.shapes import Geometry
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+    from keytide.geometry.drawn.sphere import Floats
 
 _ACROSS: Final = 4
 """Cells side by side of a disc: it has some 17 ranges, with 2.5 times its area."""

@@ -11,13 +11,8 @@ from keytide.geometry.geojson import NotAGeometryError, Relation
 from keytide.geometry.shapes import Geometry, Rings
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from keytide.geometry.drawn.drawing import Drawing
-
-    Floats = NDArray[np.float64]
-    Mask = NDArray[np.bool_]
+    from keytide.geometry.drawn.sphere import Floats, Mask
 
 _CAP_SLACK: Final = 0.001
 """Metres that rounding may make two caps seem apart, with much to spare."""

@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 
     from keytide.geometry.drawn.charts import Shape
     from keytide.geometry.drawn.drawing import Drawing
+    from keytide.geometry.drawn.sphere import Floats, Mask
 
-    Floats = NDArray[np.float64]
     Places = NDArray[np.int64]
-    Mask = NDArray[np.bool_]
 
 CELL_BYTES: Final = 8
 """A cell id is an unsigned 64-bit number; big-endian bytes keep its order."""

@@ -14,16 +14,13 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from keytide.geometry.cells.curve import LEAF, corners_around, leaves_of
 from keytide.geometry.cells.geographic import face_coordinates, face_place
 from keytide.geometry.cells.quick import MARGIN, MOST_CORNERS, spots_of
+from keytide.geometry.drawn.sphere import Floats, Mask, Numbers
 from keytide.geometry.shapes import Rings
 
-Floats = NDArray[np.float64]
-Numbers = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 _FEWEST: Final = 4
 """Polygons of as many corners that are worth it."""
 _MOST_PAIRS: Final = 500_000

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from keytide.geometry.drawn.drawing import Drawing
+    from keytide.geometry.drawn.sphere import Mask
     from keytide.geometry.geojson import Relation
     from keytide.geometry.shapes import Geometry
 
     Places = NDArray[np.int64]
-    Mask = NDArray[np.bool_]
 
 _EVERYTHING: Final = [(1, (6 << 61) - 1)]
 

@@ -24,11 +24,8 @@ import math
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from keytide.geometry.drawn.sphere import Floats, Numbers, chord2_of_sines, columns, degrees, normals
-
-Mask = NDArray[np.bool_]
+from keytide.geometry.drawn.sphere import Floats, Mask, Numbers, chord2_of_sines, columns, degrees, normals
 
 _LEAST: Final = 1e-9
 """Radians, 6 mm: places that are nearer to a line may be on it."""

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 import shapely
-from numpy.typing import NDArray
 
 from keytide.geometry.drawn.charts import Shape, uvw
 from keytide.geometry.drawn.drawing import bound_areas
 from keytide.geometry.drawn.meeting import covers_on
 from keytide.geometry.drawn.quiet import quietly
-from keytide.geometry.drawn.sphere import TOLERANCE, Floats, Numbers, vectors
+from keytide.geometry.drawn.sphere import TOLERANCE, Floats, Mask, Numbers, vectors
 from keytide.geometry.drawn.turned import LEAST_W
 from keytide.geometry.drawn.work import ALONE
-
-Mask = NDArray[np.bool_]
 
 
 class DrawnRings:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 EARTH_RADIUS: Final = 6_371_008.771_415
 """Metres: the mean radius of WGS84, which PostGIS takes for its sphere as well."""
