@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import shapely
 
-from keytide.geometry.drawn import charts, drawing, turned, wide
+from keytide.geometry.drawn import charts, covered, drawing, meeting, turned, wide, work
 
 Json = dict[str, Any]
 _ROOMS: Final = (charts, drawing, turned, wide)
@@ -100,6 +100,68 @@ def tiles(count: int) -> Json:
     side = math.isqrt(count)
     places = [(number % side / 10, number // side / 10) for number in range(side * side)]
     return together(*(polygon([x, y], [x + 0.1, y], [x + 0.1, y + 0.1], [x, y + 0.1]) for x, y in places))
+
+
+def scribble(count: int, seed: int = 1) -> Json:
+    """A line that crosses itself nearly everywhere."""
+    at = np.random.default_rng(seed).uniform(0, 10, (count, 2)).round(6)
+    return {"type": "LineString", "coordinates": at.tolist()}
+
+
+def scribbles(count: int, seed: int = 1) -> Json:
+    """The same as lines of two positions each."""
+    at = scribble(count, seed)["coordinates"]
+    return {"type": "MultiLineString", "coordinates": [at[n : n + 2] for n in range(0, count, 2)]}
+
+
+def scattered(count: int) -> Json:
+    """Lines of two positions, an area and a point."""
+    lines = [{"type": "LineString", "coordinates": at} for at in scribbles(count)["coordinates"]]
+    others = [polygon([0, 0], [1, 0], [1, 1]), {"type": "Point", "coordinates": [20, 1]}]
+    return {"type": "GeometryCollection", "geometries": [*lines, *others]}
+
+
+def around_the_globe(count: int) -> Json:
+    """A line from anywhere to anywhere."""
+    at = np.random.default_rng(1).normal(size=(count, 3))
+    lats = np.degrees(np.arcsin(at[:, 2] / np.linalg.norm(at, axis=1)))
+    lons = np.degrees(np.arctan2(at[:, 1], at[:, 0]))
+    return {"type": "LineString", "coordinates": np.stack((lons, lats), axis=1).tolist()}
+
+
+@contextmanager
+def pairs_counted() -> Iterator[Callable[[], int]]:
+    """While it lasts, pairs of positions that are looked at, or that GEOS may look at of two shapes of which
+    one has lines; tells how many."""
+    pairs = 0
+    spend = work.Work.spend
+
+    def spent(self: work.Work, more: int) -> None:
+        nonlocal pairs
+        pairs += more
+        spend(self, more)
+
+    class Geos:
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(shapely, name)
+            if name not in ("covers", "intersects", "dwithin", "difference", "intersection", "buffer"):
+                return found
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                nonlocal pairs
+                one, other = args[0], args[0] if name == "buffer" else args[1]
+                lines = (shapely.get_dimensions(one) == 1) | (shapely.get_dimensions(other) == 1)
+                every = np.multiply(shapely.get_num_coordinates(one), shapely.get_num_coordinates(other))
+                pairs += int(np.sum(np.where(lines, every, 0)))
+                return found(*args, **kwargs)
+
+            return call
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(work.Work, "spend", spent))
+        for room in (covered, drawing, meeting):
+            stack.enter_context(mock.patch.object(room, "shapely", Geos()))
+        yield lambda: pairs
 
 
 @contextmanager

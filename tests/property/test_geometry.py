@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shapely
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -39,6 +40,8 @@ from keytide.geometry import (
 )
 from keytide.geometry.cells.curve import LEAF, cell_of, parent_of, span_of, square_of
 from keytide.geometry.cells.plane import lowest_of, places_of
+from keytide.geometry.drawn.meeting import covers_on
+from keytide.geometry.drawn.sphere import TOLERANCE, Floats
 from keytide.structure.ring_keys import rings_of
 from tests import geometry_oracle as oracle
 from tests import geometry_shapes as shapes
@@ -293,6 +296,58 @@ def test_relations_in_the_plane_are_exact(seed: int) -> None:
         edge = oracle.edges_of(other.geojson["coordinates"])[0]
         assert got["intersects"] == oracle.on_edge(oracle.flat([one.x, one.y]), edge)
     assert got["intersects"] <= got["dwithin"] == (distance(one, other) <= 1.5)
+
+
+def pieces_of(rng: random.Random, edge: Floats, size: float) -> list[Floats]:
+    """An edge in some pieces, either way, which touch, or lie across one another."""
+    cuts = sorted([0.0, 1.0, *(rng.random() for _ in range(rng.randint(0, 3)))])
+    ends = [(a, min(1.0, b + rng.choice([0, 0, 0.1]))) for a, b in pairwise(cuts)]
+    made = [edge[0] + np.array(both)[:, None] * (edge[1] - edge[0]) for both in ends]
+    return [(one + rng.uniform(-1, 1) * size)[:: rng.choice([1, -1])] for one in made]
+
+
+@settings(max_examples=share.examples(200), deadline=None)
+@given(seed=seeds)
+def test_edges_are_covered_by_their_pieces_and_not_without_one_of_them(seed: int) -> None:
+    rng = random.Random(seed)
+    count, size = rng.choice([1, 5, 60, 400]), 10 ** rng.uniform(-6, 0)
+    at = np.random.default_rng(seed).uniform(-size, size, (count + 1, 2)) + rng.choice([0.0, 0.5, -0.9])
+    if rng.random() < 0.3:
+        at = (at / size * 4).round() * size / 4  # many lie along one another
+    kept = (at[1:] != at[:-1]).any(axis=1)
+    edges = np.stack((at[:-1], at[1:]), axis=1)[kept]
+    if not len(edges):
+        return
+    pieces = [one for edge in edges for one in pieces_of(rng, edge, TOLERANCE / 4)]
+    rng.shuffle(pieces)
+    other, one = shapely.multilinestrings(list(edges)), shapely.multilinestrings(pieces)
+    assert covers_on(one, other)
+    assert covers_on(other, one)
+    assert covers_on(shapely.geometrycollections([shapely.points(3, 3), one]), shapely.linestrings(at))
+    # In the middle of an edge something is missing, at which no other one is.
+    edge = edges[rng.randrange(len(edges))]
+    middle = edge[0] + rng.uniform(0.3, 0.7) * (edge[1] - edge[0])
+    less = shapely.multilinestrings(
+        [part for piece in pieces for part in without(piece, middle, 10 * TOLERANCE)]
+    )
+    assert covers_on(other, less)
+    assert not covers_on(less, other)
+
+
+def without(piece: Floats, middle: Floats, far: float) -> list[Floats]:
+    """What of a piece is not that near to a place."""
+    way = piece[1] - piece[0]
+    length = np.hypot(*way)
+    if not length:
+        return [] if np.hypot(*(piece[0] - middle)) < far else [piece]
+    way = way / length
+    foot = float((middle - piece[0]) @ way)
+    beside = float(np.hypot(*(piece[0] + foot * way - middle)))
+    if beside >= far:
+        return [piece]
+    half = math.sqrt(far * far - beside * beside)
+    cut = [(0.0, min(length, foot - half)), (max(0.0, foot + half), length)]
+    return [np.array([piece[0] + a * way, piece[0] + b * way]) for a, b in cut if a < b]
 
 
 # --- cells ------------------------------------------------------------------------------------------------

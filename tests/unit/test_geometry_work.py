@@ -228,6 +228,41 @@ def test_of_wide_polygons_together_nothing_is_held_that_none_of_them_holds() -> 
     assert QueryShape("within", shape).test_points(lons, lats).tolist() == [True, False, False, False, False]
 
 
+LINES: dict[str, Callable[[int], costs.Json]] = {
+    "scribble": costs.scribble,
+    "lines": costs.scribbles,
+    "collection": costs.scattered,
+    "around the globe": costs.around_the_globe,
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_whether_lines_cover_lines_is_no_work_for_all_pairs_of_edges(name: str) -> None:
+    """A line that crosses itself everywhere took 41 s and 2.4 GB to be within itself: GEOS finds all places
+    where its edges cross."""
+    spent = []
+    for count in (500, 2_000):
+        shape = geometry_of(LINES[name](count), "geographic")
+        with costs.pairs_counted() as pairs:
+            assert QueryShape("within", shape).test(geometry_of(shape.geojson, "geographic"))
+            assert not QueryShape("within", shape).test(geometry_of(costs.scribble(count, 2), "geographic"))
+            spent.append(pairs())
+    assert spent[1] < 7 * spent[0]
+    assert spent[1] < 2_000 * 2_000 / 4
+
+
+def test_edges_that_lie_along_one_another_in_millions_are_too_much_work() -> None:
+    lons = np.random.default_rng(1).uniform(0, 10, 4_000).tolist()
+    back_and_forth = geometry_of(
+        {"type": "LineString", "coordinates": [[lon, 0] for lon in lons]}, "geographic"
+    )
+    with costs.pairs_counted() as pairs, pytest.raises(TooComplexError):
+        QueryShape("within", back_and_forth).test(geometry_of(back_and_forth.geojson, "geographic"))
+    assert pairs() < 2 * MOST_WORK
+    often = geometry_of({"type": "LineString", "coordinates": [[0, 0], [1, 1]] * 4_000}, "geographic")
+    assert QueryShape("within", often).test(geometry_of(often.geojson, "geographic"))
+
+
 @pytest.mark.parametrize("face", range(6))
 def test_numbers_of_few_digits_cross_the_sides_of_faces_too(face: int) -> None:
     """A ring next to a meridian that is 1e-320 degrees away lay on a face of which GEOS found no area: it did

@@ -18,12 +18,16 @@ import numpy as np
 import shapely
 from numpy.typing import NDArray
 
-from keytide.geometry.drawn.charts import FACES, SQUARE, Shape, face_of, uvw
+from keytide.geometry.drawn.charts import FACES, SQUARE, Shape, face_of, one_of, uvw
+from keytide.geometry.drawn.covered import are_covered, edges_of, parts_of
 from keytide.geometry.drawn.drawing import Drawing
 from keytide.geometry.drawn.sphere import TOLERANCE, Floats
+from keytide.geometry.drawn.work import Work
 
 _MANY: Final = 50
 """Points for which a halo is worth its making."""
+_FEW: Final = 100
+"""Positions of two shapes with lines, of which all pairs are soon looked at."""
 _HORIZON: Final = 0.1
 """What has less of w on a chart is nowhere near to what is whole on it."""
 
@@ -94,52 +98,63 @@ def _hold_some(
 
 
 def cover(a: Drawing, b: Drawing) -> bool:
-    """Whether a geographic geometry covers another: no place of that is outside of it."""
-    chart = common(a, b)
+    """Whether a geographic geometry covers another: no place of that is outside of it.
+
+    Raises:
+        TooComplexError: too many edges of both lie along one another.
+    """
+    chart, work = common(a, b), Work()
     if chart is not None:
-        return covers_on(a.on(chart), b.on(chart))
+        return covers_on(a.on(chart), b.on(chart), work)
     for face in FACES:
         other = b.piece(face)
         if other is None:
             continue
-        other = shapely.intersection(other, SQUARE)
-        one = a.piece(face)
-        if not shapely.is_empty(other) and (one is None or not covers_on(one, other)):
+        other, one = _on_square(other), a.piece(face)
+        if not shapely.is_empty(other) and (one is None or not covers_on(one, other, work)):
             return False
     return True
 
 
-def covers_on(one: Shape, other: Shape) -> bool:
-    """Whether a shape on a chart covers another, but for the tolerance."""
+def covers_on(one: Shape, other: Shape, work: Work | None = None) -> bool:
+    """Whether a shape on a chart covers another, but for the tolerance. Raises as `cover`.
+
+    Args:
+        work: what is left of it.
+    """
     bounds = shapely.bounds((one, other))
     beyond = bounds[1] - bounds[0]
     if beyond[:2].min() < -TOLERANCE or beyond[2:].max() > TOLERANCE:
         return False
-    if shapely.covers(one, other):
+    if _are_few(one, other) and shapely.covers(one, other):
         return True
     if shapely.get_dimensions(one) < shapely.get_dimensions(other):
         return False
-    if shapely.get_type_id(other) > _POLYGON:
-        return all(covers_on(one, part) for part in shapely.get_parts(other))
-    if not _all_near(one, shapely.get_coordinates(other)):
+    areas, theirs = _areas(one), _areas(other)
+    if not are_covered(edges_of(other), edges_of(one), areas, work or Work()):
         return False
-    if shapely.get_type_id(one) == _COLLECTION:
-        one = shapely.union_all(shapely.get_parts(one))
-    rest = shapely.difference(other, one)
-    if shapely.area(rest) > TOLERANCE * shapely.length(rest):
-        return False
-    for part in shapely.get_parts(rest):
-        at = shapely.get_coordinates(part)
-        if not _all_near(one, at) or not _all_near(one, (at[1:] + at[:-1]) / 2):
-            return False
-    return True
+    # What an area does not cover of another one lies between edges that are near to one another.
+    rest = shapely.get_parts(shapely.difference(theirs, areas)) if theirs is not None else ()
+    return not bool(np.any(shapely.area(rest) > TOLERANCE * shapely.length(rest)))
 
 
-_POLYGON: Final = 3
-_COLLECTION: Final = 7
+def _on_square(shape: Shape) -> Shape:
+    """What of a shape lies on the square of its face. Lines are not looked at for where they cross."""
+    areas = shapely.intersection(np.concatenate((parts_of(shape, 2), parts_of(shape, 0))), SQUARE)
+    lines = shapely.clip_by_rect(parts_of(shape, 1), *SQUARE.bounds)
+    return shapely.geometrycollections(np.concatenate((areas, lines)))
 
 
-def _all_near(one: Shape, at: Floats) -> bool:
-    """Whether positions on a chart are all on a shape, or near it."""
-    out = at[~np.asarray(shapely.intersects_xy(one, at[:, 0], at[:, 1]))]
-    return not len(out) or bool(np.all(shapely.dwithin(one, shapely.points(out), TOLERANCE)))
+def _are_few(one: Shape, other: Shape) -> bool:
+    """Whether GEOS may be asked of all edges together: of lines it looks at all pairs."""
+    return (
+        int(shapely.get_num_coordinates((one, other)).sum()) <= _FEW
+        or len(parts_of(one, 1)) + len(parts_of(other, 1)) == 0
+    )
+
+
+def _areas(shape: Shape) -> Shape | None:
+    """The polygons of a shape, ready to be asked about many edges."""
+    found = one_of(parts_of(shape, 2))
+    shapely.prepare(found)
+    return found
