@@ -16,6 +16,8 @@ from keytide.geometry.drawn import charts, covered, drawing, meeting, turned, wi
 
 Json = dict[str, Any]
 _ROOMS: Final = (charts, drawing, turned, wide)
+_LINES: Final = (1, 5, 7)
+"""GEOS' types of what may have lines."""
 _ARITHMETIC: Final = ("uvw", "crossings", "normals", "signed_area", "degrees")
 
 
@@ -150,7 +152,9 @@ def pairs_counted() -> Iterator[Callable[[], int]]:
             def call(*args: Any, **kwargs: Any) -> Any:
                 nonlocal pairs
                 one, other = args[0], args[0] if name == "buffer" else args[1]
-                lines = (shapely.get_dimensions(one) == 1) | (shapely.get_dimensions(other) == 1)
+                lines = np.isin(shapely.get_type_id(one), _LINES) | np.isin(
+                    shapely.get_type_id(other), _LINES
+                )
                 every = np.multiply(shapely.get_num_coordinates(one), shapely.get_num_coordinates(other))
                 pairs += int(np.sum(np.where(lines, every, 0)))
                 return found(*args, **kwargs)

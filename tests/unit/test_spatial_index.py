@@ -22,7 +22,7 @@ from keytide.definition.index import IndexDefinition
 from keytide.definition.normal import normal_statement, ordered_statement
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.errors import InvariantViolationError
-from keytide.geometry import cells_of, geometry_of, point_cell
+from keytide.geometry import NotAGeometryError, QueryShape, cells_of, geometry_of, point_cell
 from keytide.model.entry import canonical_keys, places_of, unpack_keyed_value
 from keytide.query.parse.statement import parse_query
 from keytide.query.plan.plan import Candidate, Plan, Refusal, plan_on
@@ -100,6 +100,56 @@ def test_whatever_a_library_says_of_one_place_concerns_that_document() -> None:
         found = projected(definition, {"at": BOX}, {"at": JFK})
     assert [(skip.ordinal, skip.reason) for skip in found.skips] == [(0, "not-projectable")]
     assert found.ordinals.tolist() == [1]
+
+
+A_BOX = costs.polygon([10, 10], [12, 10], [12, 12], [10, 12])
+WIDE = costs.polygon([-170, 5], [-60, -5], [60, -5], [170, 5], [0, 60])
+
+
+@pytest.mark.parametrize(
+    ("place", "called", "does", "said"),
+    [
+        (WIDE, "polygonize", {"side_effect": shapely.errors.GEOSException("odd" * 200)}, "odd"),
+        (WIDE, "polygonize", {"return_value": shapely.geometrycollections([])}, "bound no area"),
+        (A_BOX, "is_valid", {"side_effect": shapely.errors.GEOSException("odd")}, "odd"),
+        (A_BOX, "intersects", {"side_effect": shapely.errors.GEOSException("odd")}, "odd"),
+    ],
+)
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE INDEX i ON k USING spatial (at)",
+        "CREATE INDEX i ON k (n) WHERE ST_Intersects(at, ST_MakeEnvelope(11, 11, 13, 13))",
+    ],
+)
+def test_what_geos_gives_up_is_said_of_its_document_and_of_a_request(
+    place: costs.Json, called: str, does: dict[str, Any], said: str, statement: str
+) -> None:
+    """It found no area of a face once, which was an error of ours for whoever asked."""
+    areas = costs.together(place)
+    definition = definition_of(statement)
+
+    def ask() -> None:
+        shape = geometry_of(areas, "geographic")
+        cells_of(shape)
+        QueryShape("intersects", shape).test(geometry_of(BOX, "geographic"))
+
+    with mock.patch.object(shapely, called, **does):
+        found = projected(definition, {"at": areas, "n": 1}, {"at": JFK, "n": 2})
+        with pytest.raises(NotAGeometryError, match=said) as told:
+            ask()
+    assert (told.value.status, told.value.problem_type) == (422, "not-a-geometry")
+    assert len(str(told.value)) < 200
+    skipped = [(skip.ordinal, skip.reason, said in skip.detail) for skip in found.skips]
+    # (What is no geometry meets nothing: so says WHERE of any value.)
+    is_value = "WHERE" in statement and called == "is_valid"
+    assert skipped == ([] if is_value else [(0, "not-a-geometry", True)])
+
+
+def test_an_error_of_ours_is_not_said_of_a_geometry() -> None:
+    broken = mock.patch.object(shapely, "is_valid", side_effect=AttributeError("odd"))
+    with broken, pytest.raises(AttributeError):
+        geometry_of(BOX, "geographic")
 
 
 def test_what_is_no_geometry_is_skipped_with_what_is_wrong() -> None:

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from keytide.geometry.drawn.along import meets_others, runs_along_itself
 from keytide.geometry.drawn.charts import AXES, BORDER, FACES, SQUARE, Shape, face_of, one_of, uvw
+from keytide.geometry.drawn.quiet import undrawable
 from keytide.geometry.drawn.sphere import TOLERANCE, Floats, Numbers, crossings, normals, signed_area
 from keytide.geometry.drawn.turned import LEAST_W
 
@@ -91,6 +92,9 @@ def polygon_piece(rings: list[Floats], face: int) -> Shape | None:
 
     Args:
         rings: outline and holes, as vectors, the first one not repeated.
+
+    Raises:
+        NotAGeometryError: GEOS finds no areas.
     """
     turned = [_turned(ring) for ring in rings[:1]] + [_turned(ring)[::-1] for ring in rings[1:]]
     start = np.concatenate(turned)
@@ -102,6 +106,8 @@ def polygon_piece(rings: list[Floats], face: int) -> Shape | None:
     lines = shapely.union_all([*edges, shapely.boundary(SQUARE)])
     areas = shapely.orient_polygons(shapely.get_parts(shapely.polygonize([lines])))
     areas = areas[np.abs(shapely.bounds(areas)).max(axis=1) < BORDER + _ON_SIDE]
+    if not len(areas):
+        raise undrawable("its edges and the sides of a face bound no area")
     inside = areas[_are_left(areas, edges, pairs, lambda place: _holds(rings, place @ AXES[face]))]
     return one_of(inside)
 
@@ -131,8 +137,8 @@ def _are_left(
     along = pairs[beside, 1] - pairs[beside, 0]
     found[of[told]] = ((end[told] - start[told]) * along).sum(axis=1) > 0
     for one in of[longest[length[longest] <= 0]].tolist():
-        spot = shapely.get_coordinates(shapely.point_on_surface(areas[one]))[0]
-        found[one] = holds(np.array([*spot, 1.0]))
+        for spot in shapely.get_coordinates(shapely.point_on_surface(areas[one])):
+            found[one] = holds(np.array([*spot, 1.0]))
     return found
 
 
