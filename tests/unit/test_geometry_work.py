@@ -30,6 +30,8 @@ from keytide.geometry import (
 )
 from keytide.geometry.drawn import wide, work
 from keytide.geometry.drawn.charts import AXES, BORDER, SQUARE
+from keytide.geometry.drawn.meeting import hold
+from keytide.geometry.drawn.sphere import TOLERANCE
 from keytide.query.parse.statement import parse_query
 from keytide.structure.ring_keys import rings_of
 from tests import geometry_costs as costs
@@ -249,6 +251,22 @@ def test_whether_lines_cover_lines_is_no_work_for_all_pairs_of_edges(name: str) 
             spent.append(pairs())
     assert spent[1] < 7 * spent[0]
     assert spent[1] < 2_000 * 2_000 / 4
+
+
+def test_whether_points_are_near_lines_is_no_work_for_all_pairs_of_edges() -> None:
+    """A line of 1,000 positions that crosses itself everywhere took minutes: what surrounds it was drawn."""
+    shape = geometry_of(costs.scribble(1_000), "geographic")
+    drawn = shape.drawing.on(0)
+    edges = shapely.get_coordinates(drawn)
+    on = (edges[1:] + edges[:-1]) / 2
+    beside = on + np.array([0.3, -0.4]) * TOLERANCE * np.arange(len(on))[:, None]
+    seen = np.concatenate((on, beside, np.random.default_rng(3).uniform(0, 0.17, (500, 2))))
+    vector = np.column_stack((np.ones(len(seen)), seen)) / np.hypot(1, np.hypot(*seen.T))[:, None]
+    with costs.pairs_counted() as pairs:
+        held = hold(shape.drawing, vector)
+    assert pairs() < 1_000_000 / 4
+    assert held.tolist() == shapely.dwithin(drawn, shapely.points(seen), TOLERANCE).tolist()
+    assert 999 <= held.sum() < 1_100
 
 
 def test_edges_that_lie_along_one_another_in_millions_are_too_much_work() -> None:

@@ -25,7 +25,7 @@ import numpy as np
 import shapely
 
 from keytide.geometry.drawn.charts import Shape
-from keytide.geometry.drawn.sphere import TOLERANCE, Floats, Numbers
+from keytide.geometry.drawn.sphere import TOLERANCE, Floats, Mask, Numbers
 from keytide.geometry.drawn.work import Work
 
 _AS_LONG: Final = TOLERANCE / 1000
@@ -62,6 +62,25 @@ def edges_of(shape: Shape) -> Floats:
     pairs[turned] = pairs[turned, ::-1]
     found: Floats = np.unique(pairs.reshape(-1, 4), axis=0).reshape(-1, 2, 2)
     return found
+
+
+class NearEdges:
+    """Edges of a shape, and points, that many places are held against."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._edges = edges_of(shape)
+        pieces, self._of = _pieces(self._edges)
+        self._tree = shapely.STRtree(_boxes(pieces))
+
+    def reach(self, at: Floats) -> Mask:
+        """Which of some places (n, 2) are within the tolerance of one."""
+        found, most = np.zeros(len(at), bool), _at_once(self._edges)
+        for first in range(0, len(at), most):
+            some = at[first : first + most]
+            place, piece = self._tree.query(shapely.points(some))
+            low, high = _stretches(some[place], np.zeros((len(place), 2)), self._edges[self._of[piece]])
+            found[first + place[(low <= 0) & (high >= 0)]] = True
+        return found
 
 
 def are_covered(pairs: Floats, others: Floats, areas: Shape | None, work: Work) -> bool:
@@ -202,7 +221,8 @@ def _stretches(start: Floats, along: Floats, others: Floats) -> tuple[Floats, Fl
         away = end - start
         middle = (away * along).sum(axis=1)
         beside = away - middle[:, None] * along
-        half = np.sqrt(TOLERANCE**2 - (beside * beside).sum(axis=1))  # (nan: never that near)
+        square = TOLERANCE**2 - (beside * beside).sum(axis=1)
+        half = np.sqrt(np.where(square >= 0, square, np.nan))  # (nan: never that near)
         low, high = np.fmin(low, middle - half), np.fmax(high, middle + half)
     away = start - others[:, 0]
     since, until = np.full(len(start), -np.inf), np.full(len(start), np.inf)

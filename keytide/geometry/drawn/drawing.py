@@ -48,6 +48,7 @@ from keytide.geometry.drawn.charts import (
     together,
     uvw,
 )
+from keytide.geometry.drawn.covered import NearEdges
 from keytide.geometry.drawn.flat import FlatShape
 from keytide.geometry.drawn.quiet import quietly
 from keytide.geometry.drawn.sphere import TOLERANCE, Floats, degrees, vectors
@@ -55,8 +56,6 @@ from keytide.geometry.drawn.turned import LEAST_W, TurnedPolygon
 from keytide.geometry.drawn.work import HOLE, TURNED, WIDE, Work
 from keytide.geometry.geojson import NotAGeometryError, Parts
 
-_HALO: Final = 1e-9
-"""In units of a chart; a thousand times the tolerance."""
 _SMALL: Final = 0.2
 """In units of the sphere's radius: what is less wide is nearly always whole where it reaches."""
 _ANTIPODAL: Final = 1e-9
@@ -105,7 +104,7 @@ class Drawing:
             near = [axis for axis in range(3) if low[axis] >= LEAST_W]
             self.whole = (*near, *(axis + 3 for axis in range(3) if high[axis] <= -LEAST_W))
         self._drawn: dict[int, Shape] = {}
-        self._halos: dict[int, Shape] = {}
+        self._near: dict[int, NearEdges] = {}
         self._pieces: dict[int, Shape | None] = {}
         self._turned: dict[int, TurnedPolygon | None] = {}
         self._flat: FlatShape | None = None
@@ -153,13 +152,13 @@ class Drawing:
             self._pieces[face] = self._ready(self._cut(face))
         return self._pieces[face]
 
-    def halo(self, shape: Shape) -> Shape:
-        """What surrounds one of its shapes by a few millimetres: whatever is not in it is not near the shape,
-        which GEOS says of a point twenty times faster than how far it is away."""
-        halo = self._halos.get(id(shape))
-        if halo is None:
-            halo = self._halos[id(shape)] = self._ready(shapely.buffer(shape, _HALO, quad_segs=2))
-        return halo
+    def near(self, shape: Shape) -> NearEdges:
+        """The edges of one of its shapes, to be held against many places: many times faster than GEOS says of
+        each how far it is away."""
+        near = self._near.get(id(shape))
+        if near is None:
+            near = self._near[id(shape)] = NearEdges(shape)
+        return near
 
     @property
     def flat(self) -> FlatShape:

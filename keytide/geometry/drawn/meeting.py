@@ -25,7 +25,7 @@ from keytide.geometry.drawn.sphere import TOLERANCE, Floats
 from keytide.geometry.drawn.work import Work
 
 _MANY: Final = 50
-"""Points for which a halo is worth its making."""
+"""Points for which it is worth to sort edges by where they are."""
 _FEW: Final = 100
 """Positions of two shapes with lines, of which all pairs are soon looked at."""
 _HORIZON: Final = 0.1
@@ -90,10 +90,10 @@ def _hold_some(
     at = np.flatnonzero(near)
     on = np.asarray(shapely.intersects_xy(shape, u[at], v[at]))
     rest = at[~on]
-    near[rest] = False
     if len(rest) > _MANY:
-        rest = rest[np.asarray(shapely.intersects_xy(drawing.halo(shape), u[rest], v[rest]))]
-    near[rest] = shapely.dwithin(shape, shapely.points(u[rest], v[rest]), TOLERANCE)
+        near[rest] = drawing.near(shape).reach(np.stack((u[rest], v[rest]), axis=1))
+    else:
+        near[rest] = shapely.dwithin(shape, shapely.points(u[rest], v[rest]), TOLERANCE)
     found[some] = near
 
 
