@@ -269,6 +269,18 @@ def test_whether_points_are_near_lines_is_no_work_for_all_pairs_of_edges() -> No
     assert 999 <= held.sum() < 1_100
 
 
+def test_lines_in_a_plane_that_cross_in_millions_of_places_are_too_much_work() -> None:
+    """GEOS took minutes and gigabytes of a line of 5,000 positions: there it decides, exactly."""
+    many, few = (geometry_of(costs.scribble(count), "planar") for count in (5_000, 300))
+    with costs.pairs_counted() as pairs, pytest.raises(TooComplexError):
+        QueryShape("within", many).test(geometry_of(many.geojson, "planar"))
+    assert pairs() < 8 * MOST_WORK
+    assert QueryShape("within", few).test(few)
+    walk = np.random.default_rng(1).normal(0, 0.01, (10_000, 2)).cumsum(axis=0).round(6).tolist()
+    track = geometry_of({"type": "LineString", "coordinates": walk}, "planar")
+    assert QueryShape("contains", track).test(track)
+
+
 def test_edges_that_lie_along_one_another_in_millions_are_too_much_work() -> None:
     lons = np.random.default_rng(1).uniform(0, 10, 4_000).tolist()
     back_and_forth = geometry_of(

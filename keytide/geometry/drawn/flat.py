@@ -16,6 +16,8 @@ import shapely
 from numpy.typing import NDArray
 
 from keytide.geometry.drawn.charts import Shape
+from keytide.geometry.drawn.covered import edges_of, parts_of
+from keytide.geometry.drawn.work import OVERLAID, Work
 
 _COLLECTION: Final = 7
 """GEOS' type of a collection of several kinds."""
@@ -52,7 +54,12 @@ class FlatShape:
 
 
 def contains(one: FlatShape, other: FlatShape) -> bool:
-    """Whether a shape contains another: all of it, and not by its boundary alone (OGC)."""
+    """Whether a shape contains another: all of it, and not by its boundary alone (OGC).
+
+    Raises:
+        TooComplexError: they have lines, and too many edges of both lie across one another.
+    """
+    _weigh(one.whole, other.whole)
     if one.points is None or shapely.get_dimensions(other.whole) == 0:
         return bool(shapely.contains(one.whole, other.whole))
     if other.points is None:
@@ -62,6 +69,15 @@ def contains(one: FlatShape, other: FlatShape) -> bool:
         and shapely.covers(one.rest, other.rest)
         and (shapely.contains(one.rest, other.rest) or shapely.contains(one.whole, other.points))
     )
+
+
+def _weigh(one: Shape, other: Shape) -> None:
+    """See that GEOS does not look at too many places where edges of lines cross, which it keeps."""
+    bounds = shapely.bounds((one, other))
+    within = (bounds[0, :2] <= bounds[1, :2]).all() and (bounds[0, 2:] >= bounds[1, 2:]).all()
+    if within and len(parts_of(one, 1)) and len(parts_of(other, 1)):
+        edges = np.concatenate((edges_of(one), edges_of(other)))
+        Work(OVERLAID).compare(edges, np.zeros(len(edges), np.int64))
 
 
 def contains_areas(one: FlatShape, areas: NDArray[np.object_]) -> NDArray[np.bool_]:

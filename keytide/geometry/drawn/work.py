@@ -29,6 +29,8 @@ CROSSING: Final = 100
 """Edges of two polygons that cross."""
 TOUCHING: Final = 10
 """Edges of two polygons that touch, or lie on one another."""
+OVERLAID: Final = 5
+"""Edges of lines in a plane of which one shape is to contain the other: GEOS keeps where they cross."""
 TURNED: Final = 5_000
 """A polygon that is cut to pieces on its own chart: a millisecond."""
 WIDE: Final = 60_000
@@ -42,17 +44,20 @@ _TOGETHER: Final = 4_000_000
 class Work:
     """What is left of the work that one geometry may be.
 
+    Args:
+        dear: times as much as usual that each pair of edges is.
+
     Attributes:
         left: in pairs of edges.
     """
 
-    def __init__(self) -> None:
-        self.left = MOST_WORK
+    def __init__(self, dear: int = 1) -> None:
+        self._most = self.left = MOST_WORK // dear
 
     @property
     def spent(self) -> int:
         """What is taken note of, in pairs of edges."""
-        return MOST_WORK - self.left
+        return self._most - self.left
 
     def spend(self, pairs: int) -> None:
         """Take note of work.
