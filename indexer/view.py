@@ -14,6 +14,8 @@ from indexer.store.interface import SkipLine as SkipLine
 from indexer.store.interface import StoreDamagedError as StoreDamagedError
 from indexer.store.interface import StoredDocument as StoredDocument
 from indexer.store.interface import StoreExport as StoreExport
+from indexer.store.joint import LOOKED_AT_BYTES as LOOKED_AT_BYTES
+from indexer.store.joint import LargeRowsError as LargeRowsError
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.history import History
 from keytide.errors import RetryableError
@@ -139,6 +141,7 @@ class JointSnapshot(Protocol):
         they are to be read slice by slice, which takes long, or finds out what is wrong.
 
         Raises:
+            LargeRowsError: they are larger than `LOOKED_AT_BYTES`, about, and are to be read slice by slice.
             StoreDamagedError: as `ReadableSnapshot.rows`, of one of the slices.
         """
         ...

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from indexer.store.formats.records import PUT
 from indexer.store.interface import Row
-from indexer.store.joint import LevelCursor
+from indexer.store.joint import LargeRowsError, LevelCursor
 from keytide.model.byte_columns import EntryColumns
 
 
@@ -27,12 +27,17 @@ class RowsCursor:
         self._snapshot = snapshot
         self._rows: Iterator[Row] = iter(())
 
-    def begin(self, low: bytes, high: bytes | None, reverse: bool, count: int) -> list[Row]:
-        self._rows = chain.from_iterable(self._snapshot.rows(low, high, reverse))
-        return self.onward(count)
+    large = True
 
-    def onward(self, count: int) -> list[Row]:
-        return [(key, PUT + value) for key, value in islice(self._rows, count)]
+    def begin(self, low: bytes, high: bytes | None, reverse: bool, count: int, room: int) -> list[Row]:
+        self._rows = chain.from_iterable(self._snapshot.rows(low, high, reverse))
+        return self.onward(count, room)
+
+    def onward(self, count: int, room: int) -> list[Row]:
+        rows = [(key, PUT + value) for key, value in islice(self._rows, count)]
+        if sum(len(value) for _, value in rows) > room:
+            raise LargeRowsError
+        return rows
 
     def ends(self) -> tuple[bytes, bytes] | None:
         keys = [key for block in self._snapshot.rows(b"", None) for key, _ in block]

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.scan.local.cursor import flaw
+from indexer.scan.local.examining import flaw
 from indexer.scan.peer.messages import ReadSpan
 from indexer.scan.plan.selection import Shape, selection_of
 from indexer.scan.request.request import ScanRequest

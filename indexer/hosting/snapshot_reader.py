@@ -216,21 +216,23 @@ class RingWatch(Protocol):
 class _TellingCursor:
     """A level's cursor that tells on what the store says of damage."""
 
-    __slots__ = ("_cursor", "_damaged")
+    __slots__ = ("_cursor", "_damaged", "large")
 
     def __init__(self, cursor: LevelCursor, damaged: Callable[[str], None]) -> None:
-        self._cursor, self._damaged = cursor, damaged
+        self._cursor, self._damaged, self.large = cursor, damaged, cursor.large
 
-    def begin(self, low: bytes, high: bytes | None, reverse: bool, count: int) -> list[tuple[bytes, bytes]]:
+    def begin(
+        self, low: bytes, high: bytes | None, reverse: bool, count: int, room: int
+    ) -> list[tuple[bytes, bytes]]:
         try:
-            return self._cursor.begin(low, high, reverse, count)
+            return self._cursor.begin(low, high, reverse, count, room)
         except StoreDamagedError as error:
             self._damaged(error.message)
             raise
 
-    def onward(self, count: int) -> list[tuple[bytes, bytes]]:
+    def onward(self, count: int, room: int) -> list[tuple[bytes, bytes]]:
         try:
-            return self._cursor.onward(count)
+            return self._cursor.onward(count, room)
         except StoreDamagedError as error:
             self._damaged(error.message)
             raise

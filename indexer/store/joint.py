@@ -33,8 +33,8 @@ LOOKED_AT: Final = 4
 """So many rows are read at most for each that is wanted, and `SPARE` more."""
 SPARE: Final = 1_000
 LOOKED_AT_BYTES: Final = 8 << 20
-"""Of values, about, that are read at most beyond what does most times. (Keys are short: entries with long
-ones are in another table, and are not read as one. A hash index has its long keys in values.)"""
+"""Of values that are read at most, about. (Keys are short: entries with long ones are in another table, and
+are not read as one. A hash index has its long keys in values.)"""
 _SAMPLED: Final = 16
 """One row of so many tells how large they are."""
 _SHARE_OF_ENDS: Final = 8
@@ -54,6 +54,12 @@ _FEW: Final = 4
 
 Row = tuple[bytes, bytes]
 """(key, value); of a level the value is tagged."""
+
+
+class LargeRowsError(Exception):
+    """The values of what is to be read are larger than there is room for."""
+
+
 _Compares = Callable[[bytes, bytes], bool]
 
 
@@ -63,13 +69,25 @@ class LevelCursor(Protocol):
     All methods raise StoreDamagedError: what is stored cannot have been written.
     """
 
-    def begin(self, low: bytes, high: bytes | None, reverse: bool, count: int) -> list[Row]:
-        """The first `count` rows with low <= key < high in the direction of the read, or all if there are
-        fewer."""
+    @property
+    def large(self) -> bool:
+        """Whether some of its values are: of kilobytes, without a bound."""
         ...
 
-    def onward(self, count: int) -> list[Row]:
-        """The next ones of the same span."""
+    def begin(self, low: bytes, high: bytes | None, reverse: bool, count: int, room: int) -> list[Row]:
+        """The first `count` rows with low <= key < high in the direction of the read, or all if there are
+        fewer.
+
+        Args:
+            room: bytes of values that are read, where some are large.
+
+        Raises:
+            LargeRowsError: they are more.
+        """
+        ...
+
+    def onward(self, count: int, room: int) -> list[Row]:
+        """The next ones of the same span. Raises as `begin`."""
         ...
 
     def ends(self) -> tuple[bytes, bytes] | None:
@@ -92,6 +110,18 @@ class LevelCursor(Protocol):
         ...
 
 
+class _Room:
+    """How many bytes of values may still be read. Counted exactly where some are large."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = LOOKED_AT_BYTES
+
+    def take(self, rows: Sequence[Row], *, large: bool) -> None:
+        self.left -= sum([len(value) for _, value in rows]) if large else _bytes(rows)
+
+
 class _Source:
     """What a cursor has given, in the direction of the read: tagged rows, and their keys.
 
@@ -100,26 +130,35 @@ class _Source:
         in_order: whether the keys are.
     """
 
-    __slots__ = ("_ahead", "_at", "_cursor", "in_order", "keys", "more", "rows")
+    __slots__ = ("_ahead", "_at", "_cursor", "_room", "in_order", "keys", "more", "rows")
 
-    def __init__(self, cursor: LevelCursor, rows: list[Row], asked: int, ahead: _Compares) -> None:
-        self._cursor, self._ahead = cursor, ahead
-        self.rows = rows
+    def __init__(
+        self,
+        cursor: LevelCursor,
+        span: tuple[bytes, bytes | None, bool],
+        asked: int,
+        ahead: _Compares,
+        room: _Room,
+    ) -> None:
+        self._cursor, self._ahead, self._room = cursor, ahead, room
+        self.rows = rows = cursor.begin(*span, asked, room.left)
+        if cursor.large:
+            room.take(rows, large=True)
         self.keys = keys = [key for key, _ in rows]
         self.more = len(rows) == asked
         self.in_order = all(map(ahead, keys, keys[1:]))
         self._at = 0
 
-    def read_on(self, most: int, growth: int = 1) -> int:
-        """Read so many times as much as was read before, or `most`; how many bytes that are, about."""
+    def read_on(self, most: int, growth: int = 1) -> None:
+        """Read so many times as much as was read before, or `most`."""
         count = min(growth * len(self.rows), most)
-        rows = self._cursor.onward(count)
+        rows = self._cursor.onward(count, self._room.left)
+        self._room.take(rows, large=self._cursor.large)
         keys = [key for key, _ in rows]
         self.in_order = self.in_order and all(map(self._ahead, (self.keys[-1], *keys), keys))
         self.rows += rows
         self.keys += keys
         self.more = len(rows) == count
-        return _bytes(rows)
 
     def take(self, bound: bytes | None, reverse: bool) -> list[Row]:
         """The rows up to the bound that were not taken before; all if there is none."""
@@ -156,15 +195,16 @@ def first_rows(
     within: _Compares = ge if reverse else le
     nearest = max if reverse else min
     first = _share(count, len(slices))
+    span, room = (low, high, reverse), _Room()
     sources = [
         [
-            _Source(level, level.begin(low, high, reverse, asked), asked, ahead)
+            _Source(level, span, asked, ahead, room)
             for level, asked in zip(levels, chain((first,), repeat(_FEW)), strict=False)
         ]
         for levels in slices
     ]
     found: list[Row] = []
-    most, size, clumps = LOOKED_AT * count + SPARE, 0, 0
+    most, clumps = LOOKED_AT * count + SPARE, 0
     while True:
         ends = [levels[0].keys[-1] for levels in sources if levels and levels[0].more]
         end = nearest(ends) if ends else None
@@ -176,7 +216,7 @@ def first_rows(
                     and len(source.keys) < enough
                     and (end is None or within(source.keys[-1], end))
                 ):
-                    size += source.read_on(count)
+                    source.read_on(count)
                 if source.more:
                     ends.append(source.keys[-1])
         bound = nearest(ends) if ends else None
@@ -187,7 +227,7 @@ def first_rows(
         if bound is None or len(found) >= count:
             return found[:count], [sum([len(source.keys) for source in levels]) for levels in sources]
         total = sum([len(source.keys) for levels in sources for source in levels])
-        if total > most or size > LOOKED_AT_BYTES:
+        if total > most or room.left < 0:
             return None
         reached = sorted(ends, reverse=reverse)[len(ends) // _SHARE_OF_ENDS]
         still = max(count - len(found), total // _SHARE_OF_READ)
@@ -196,11 +236,11 @@ def first_rows(
         if clumps < _CLUMPS and total + still <= most:
             clump = _clump(near, bound, found, within)
         if clump is not None:
-            size += clump.read_on(still, _GROWTH)
+            clump.read_on(still, _GROWTH)
             clumps += 1
             continue
         for source in near:
-            size += source.read_on(still)
+            source.read_on(still)
 
 
 def _clump(near: Iterable[_Source], bound: bytes, found: Sequence[Row], within: _Compares) -> _Source | None:

@@ -17,6 +17,13 @@ class Section(BaseModel):
 class ScanSettings(Section):
     default_limit: int = Field(1_000, description="rows per page when the request names no limit")
     max_limit: int = Field(100_000, description="rows per page at most")
+    max_page_bytes: int = Field(
+        16 << 20,
+        ge=1 << 10,
+        description="bytes of keys and values of one page: with the row that reaches them it ends, short of "
+        "its limit, and has a token for the next one; each row may be as long as a document, and a node has "
+        "a page in memory some times over while it gathers and writes it",
+    )
     default_timeout_ms: int = Field(
         default=5_000,
         description="how long a scan waits for its snapshot and its slices when it does not say",

@@ -18,6 +18,7 @@ from indexer.store.joint import (
     LOOKED_AT,
     LOOKED_AT_BYTES,
     SPARE,
+    LargeRowsError,
     LevelCursor,
     first_rows,
     rows_within,
@@ -35,15 +36,21 @@ class Rows:
         self.level = level
         self.as_is = as_is
         self.read = 0
+        self.large = any(len(value) > 2_000 for value in level.values())
 
-    def begin(self, low: bytes, high: bytes | None, reverse: bool, count: int) -> list[Row]:
+    def begin(self, low: bytes, high: bytes | None, reverse: bool, count: int, room: int) -> list[Row]:
         rows = list(self.level.items()) if self.as_is else sorted(self.level.items(), reverse=reverse)
         self._rows = iter([row for row in rows if low <= row[0] and (high is None or row[0] < high)])
-        return self.onward(count)
+        return self.onward(count, room)
 
-    def onward(self, count: int) -> list[Row]:
-        found = list(islice(self._rows, count))
-        self.read += len(found)
+    def onward(self, count: int, room: int) -> list[Row]:
+        found = list[Row]()
+        for row in islice(self._rows, count):
+            found.append(row)
+            self.read += 1
+            room -= len(row[1])
+            if self.large and room < 0:
+                raise LargeRowsError
         return found
 
     def ends(self) -> tuple[bytes, bytes] | None:
@@ -65,7 +72,10 @@ class Rows:
 def read(
     slices: Sequence[Sequence[LevelCursor]], low: bytes, high: bytes | None, reverse: bool, count: int
 ) -> list[Row] | None:
-    found = first_rows(slices, low, high, reverse, count, REMOVED)
+    try:
+        found = first_rows(slices, low, high, reverse, count, REMOVED)
+    except LargeRowsError:
+        return None
     if found is None:
         return None
     rows, looked = found
@@ -251,9 +261,9 @@ class Asked(Rows):
         super().__init__(level)
         self.asked: list[tuple[int, int]] = []
 
-    def onward(self, count: int) -> list[Row]:
+    def onward(self, count: int, room: int) -> list[Row]:
         self.asked.append((count, self.read))
-        return super().onward(count)
+        return super().onward(count, room)
 
 
 def clumps(rows: int, value: bytes = PUT, slices: int = 8) -> list[Asked]:
@@ -299,6 +309,22 @@ def test_large_rows_that_were_removed_are_left_to_others() -> None:
     levels = Rows(base), Rows(delta)
     assert read([levels], b"", None, False, 21) is None
     assert levels[0].read * 100_000 < 2 * LOOKED_AT_BYTES
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("slices", [1, 3, 40])
+def test_large_rows_are_left_to_others_before_they_are_all_read(slices: int, reverse: bool) -> None:
+    """However many slices share them: what is held at once is bounded."""
+    each = [
+        Rows({b"k%06d" % key: PUT + bytes(100_000) for key in range(at, 1_000, slices)})
+        for at in range(slices)
+    ]
+    levels: list[list[LevelCursor]] = [[one] for one in each]
+    assert read(levels, b"", None, reverse, 1_000) is None
+    assert sum(one.read for one in each) * 100_000 < 1.1 * LOOKED_AT_BYTES
+    few = read(levels, b"", None, reverse, 20)
+    assert few is not None
+    assert len(few) == 20
 
 
 def test_of_spans_with_large_rows_no_more_is_looked_at_than_may_be() -> None:

@@ -16,7 +16,7 @@ import pytest
 from indexer.scan.gather import failover
 from indexer.scan.local import filtering
 from indexer.scan.local.reader import INLINE_ROWS
-from indexer.scan.peer.messages import KeyedReadMessage, ReadMessage, ReadRequest, encoder, read_decoder
+from indexer.scan.peer.messages import LaterReadMessage, ReadMessage, ReadRequest, encoder, read_decoder
 from indexer.scan.plan.tokens import KeyedPageToken, PageToken, sign, verify
 from indexer.scan.query.queries import QueryService
 from indexer.scan.query.request import QueryRequest
@@ -208,7 +208,7 @@ def test_keys_are_sent_in_a_message_of_their_own() -> None:
     keyed = ReadMessage.of(
         msgspec.structs.replace(request, shape=msgspec.structs.replace(request.shape, keys=sought))
     )
-    assert type(keyed) is KeyedReadMessage
+    assert type(keyed) is LaterReadMessage
     request = read_decoder.decode(encoder.encode(keyed)).request()
     assert request.shape.keys == sought
     of_before = read_decoder.decode(encoder.encode(plain)).request()

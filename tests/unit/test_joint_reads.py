@@ -37,8 +37,8 @@ from indexer.scan.plan.leases import LeaseRegistry
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import Applied, Row, StoreDamagedError
 from indexer.store.joint import LOOKED_AT_BYTES
+from indexer.store.lmdb.level_cursor import LmdbLevelCursor
 from indexer.store.lmdb.levels import View
-from indexer.store.lmdb.merge import LmdbLevelCursor
 from indexer.store.lmdb.store import LmdbSliceStore
 from indexer.view import SliceTrouble
 from keytide.catalog.catalog import Catalog

@@ -17,7 +17,7 @@ import pytest
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.formats.records import REMOVED
 from indexer.store.interface import Applied, Row, SliceStore, StoreSnapshot
-from indexer.store.joint import LevelCursor, first_rows, rows_within
+from indexer.store.joint import LOOKED_AT_BYTES, LevelCursor, first_rows, rows_within
 from indexer.store.lmdb.leaves import LeafReader
 from indexer.store.lmdb.merge import Bounds, live_blocks
 from indexer.store.lmdb.snapshot import LmdbSnapshot
@@ -151,7 +151,7 @@ def test_levels_are_read_as_rows_are(
             if chance.random() < 0.5:
                 level.ends()
             else:
-                level.begin(key("00500"), None, False, 3)
+                level.begin(key("00500"), None, False, 3, LOOKED_AT_BYTES)
         everything = rows_within([levels], [b""], [b"\xff"], 2 * NUMBERS, REMOVED)
         assert everything is not None
         assert everything[0] == [row for block in held.rows(b"", None) for row in block]

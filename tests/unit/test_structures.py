@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from indexer.scan.local.cursor import flaw
+from indexer.scan.local.examining import flaw
 from indexer.scan.peer.messages import ReadSpan
 from indexer.scan.plan.selection import Shape
 from keytide.collation import Span, encode_key, merge_spans

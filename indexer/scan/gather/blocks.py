@@ -3,14 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-
-from indexer.scan.peer.messages import Entry
-
-
-def bytes_of(entries: Sequence[Entry]) -> int:
-    """Of keys and values."""
-    return sum(len(key) + len(value) for key, value in entries)
 
 
 def even_share(rows: int, slices: int) -> int:

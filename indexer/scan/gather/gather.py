@@ -16,6 +16,9 @@ then more and more at once: what is found in the first ones is final whatever th
 An offset is left out by the slice itself when only one is asked, or one after the other. Of several, keys are
 gathered without values and dropped, in blocks of bounded size.
 
+A page is bounded in bytes, too: every slice is asked for its part of what there is room for, and what comes
+is counted once it is final. What slices have given beside that is hardly more than a page again.
+
 A read that filters, skips or takes distinct keys may look at much and find little. Slices give up after a
 bounded number of entries and say where they are, and so does the whole read when its time is over: `more`
 with fewer entries than the limit, perhaps none, and `reached`. A count of several rounds keeps its snapshot
@@ -27,19 +30,28 @@ Distinct entries have keys without ids: equal keys of several slices are equal, 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from operator import gt, itemgetter, lt
 from typing import Final
 
-from indexer.scan.gather.blocks import bytes_of, even_share, next_block
+from indexer.scan.gather.blocks import even_share, next_block
+from indexer.scan.gather.merging import (
+    SliceCursor,
+    check_order,
+    final_of,
+    frontier_of,
+    once,
+    onward_of,
+    share_of,
+)
 from indexer.scan.gather.scatter import CLIENT, SliceAnswers, Target, ask, monotonic, requests_of
 from indexer.scan.local.cursor import behind
+from indexer.scan.local.entry_bytes import bytes_of, reaching
 from indexer.scan.local.reader import INLINE_ROWS
 from indexer.scan.peer.messages import TIP, Entry, JointPage, JointRead, OutOfTimeError, SliceReader
 from indexer.scan.plan.errors import CountTimeoutError
 from indexer.scan.plan.leases import BETWEEN_CALLS_MS
+from indexer.view import LOOKED_AT_BYTES
 from keytide.errors import invariant
 
 SKIP_BLOCK: Final = 8_192
@@ -71,20 +83,19 @@ class Gathered(SliceAnswers):
     count: int = 0
 
 
-@dataclass(slots=True)
-class _SliceCursor:
-    """One slice while it is being read: what it gave and was not taken yet, and where it is."""
-
-    slice: int
-    after: bytes
-    entries: list[Entry] = field(default_factory=list)
-    more: bool = True
-
-
 async def gather(
-    target: Target, nodes: SliceReader, after: bytes, reverse: bool, limit: int, offset: int = 0
+    target: Target,
+    nodes: SliceReader,
+    after: bytes,
+    reverse: bool,
+    limit: int,
+    offset: int = 0,
+    room: int = 0,
 ) -> Gathered:
     """The first `limit` entries behind `after` in key order, over all slices, without the first `offset`.
+
+    Args:
+        room: bytes of their keys and values: with the entry that reaches it the page ends; 0 for any.
 
     Raises:
         SnapshotMissingError: a slice does not hold the snapshot.
@@ -95,7 +106,7 @@ async def gather(
     if not tests and (page := _first_here(target, nodes, _in_order(target, reverse), after, reverse, limit)):
         for number in target.others.keys() & page.replies.keys():  # (one of several may have been behind)
             nodes.health.holds(nodes.here, (target.index, number), page.replies[number].newest)
-        return _whole(page, nodes.here, limit)
+        return _whole(page, nodes.here, limit, room)
     result = Gathered(offset_left=offset)
     deadline = monotonic() + target.left_s if sifts else math.inf
     last = b""  # the last key that was left out: of distinct keys another slice may bring it again
@@ -103,12 +114,12 @@ async def gather(
         after, last = await _skip(target, nodes, after, reverse, result, deadline)
         if result.offset_left:
             return result
-    later = [_SliceCursor(number, after) for number in _in_order(target, reverse)]
+    later = [SliceCursor(number, after) for number in _in_order(target, reverse)]
     sources, later = (later[:1], later[1:]) if target.in_order else (later, [])
     taken = result.entries
     wanted = limit + 1  # one more tells whether there is a next page
-    block = 0
-    while len(taken) < wanted:
+    block = filled = 0
+    while len(taken) < wanted and not 0 < room <= filled:
         if later and not any(source.more or source.entries for source in sources):
             count = 1 if result.offset_left else 2 * len(sources)
             sources, later, block = later[:count], later[count:], 0
@@ -118,7 +129,8 @@ async def gather(
             unread = sum(source.more for source in sources)
             block = min(still, max(2 * block, even_share(still, unread)))
             try:
-                await _fill(target, nodes, hungry, reverse, block, result, skip=result.offset_left)
+                part = share_of(room, filled, sources, len(hungry)) if room else 0
+                await _fill(target, nodes, hungry, reverse, block, result, skip=result.offset_left, room=part)
             except OutOfTimeError:
                 if not taken and all(source.after == after for source in sources):
                     raise  # nothing came of it
@@ -127,21 +139,27 @@ async def gather(
             if not later and not any(source.more for source in sources):
                 break
         else:
-            final = _final(sources, reverse, distinct=target.distinct)
+            final = final_of(sources, reverse, distinct=target.distinct)
             if target.number == TIP:  # an entry on its way between slices may be in both
                 final = list(dict(final).items())
             if target.distinct:
-                final = _once(final, taken[-1][0] if taken else last)
+                final = once(final, taken[-1][0] if taken else last)
             taken += final
+            filled += bytes_of(final) if room else 0
+        if 0 < room <= filled:
+            continue
         if len(taken) <= limit and monotonic() > deadline and any(source.more for source in sources):
             result.more = True
-            result.reached = _onward(
-                _frontier(sources, reverse), taken[-1][0] if taken else last, target, reverse
+            result.reached = onward_of(
+                frontier_of(sources, reverse), taken[-1][0] if taken else last, target, reverse
             )
             return result
     if target.number != TIP:
-        _check_order(taken, reverse)
-    result.more = len(taken) > limit
+        check_order(taken, reverse)
+    if 0 < room <= filled:
+        limit = min(limit, reaching(taken, room))
+        result.more = bool(later) or any(source.more or source.entries for source in sources)
+    result.more = result.more or len(taken) > limit
     del taken[limit:]
     if result.more:
         result.reached = behind(taken[-1][0], reverse) if target.distinct else taken[-1][0]
@@ -181,8 +199,10 @@ def _first_here(
     )
 
 
-def _whole(page: JointPage, here: str, limit: int) -> Gathered:
+def _whole(page: JointPage, here: str, limit: int, room: int) -> Gathered:
     """The result, when all was read at once."""
+    if 0 < room < LOOKED_AT_BYTES:  # (else there is room for it)
+        limit = min(limit, reaching(page.entries, room))
     entries, more = page.entries[:limit], len(page.entries) > limit
     leased = {number: {here} for number in page.replies} if page.leased else {}
     reached = entries[-1][0] if more else b""
@@ -201,17 +221,17 @@ async def _skip(
     key left out. When they are not all left out, `more` tells whether there are any others."""
     last, block = b"", min(FIRST_KEYS, SKIP_BLOCK)
     while result.offset_left:
-        sources = [_SliceCursor(number, after) for number in sorted(target.nodes)]
+        sources = [SliceCursor(number, after) for number in sorted(target.nodes)]
         share = even_share(min(result.offset_left, block), len(sources))
         await _fill(target, nodes, sources, reverse, share, result, keys_only=True)
         block = _next(block, sources, SKIP_BLOCK)
         open_ends = any(source.more for source in sources)
-        frontier = _frontier(sources, reverse) if open_ends else b""
-        final = _final(sources, reverse, distinct=target.distinct)
+        frontier = frontier_of(sources, reverse) if open_ends else b""
+        final = final_of(sources, reverse, distinct=target.distinct)
         if target.number == TIP:
             final = list(dict(final).items())
         if target.distinct:
-            final = _once(final, last)
+            final = once(final, last)
         dropped = min(len(final), result.offset_left)
         result.offset_left -= dropped
         if dropped:
@@ -221,7 +241,7 @@ async def _skip(
         if not open_ends:
             return after, last
         # Behind the frontier entries are read once more: the even shares make them few.
-        after = _onward(frontier, last, target, reverse)
+        after = onward_of(frontier, last, target, reverse)
         if monotonic() > deadline:
             result.more, result.reached = True, after
             return after, last
@@ -235,7 +255,7 @@ async def examine(target: Target, nodes: SliceReader, after: bytes, reverse: boo
         SnapshotMissingError: of the first slice that holds what nothing can have written, with state LOST.
         RetryableError: a node did not answer.
     """
-    sources = [_SliceCursor(number, after) for number in sorted(target.nodes)]
+    sources = [SliceCursor(number, after) for number in sorted(target.nodes)]
     if sources:
         await _fill(target, nodes, sources, reverse, limit + 1, Gathered(), examine=True)
 
@@ -264,20 +284,20 @@ async def _count(target: Target, nodes: SliceReader, result: Gathered, apart: bo
     if target.distinct and not apart and len(target.nodes) > 1:
         after, last, block = b"", b"", min(FIRST_KEYS, COUNT_BLOCK)
         while True:
-            sources = [_SliceCursor(number, after) for number in sorted(target.nodes)]
+            sources = [SliceCursor(number, after) for number in sorted(target.nodes)]
             share = even_share(block, len(sources))
             await _fill(target, nodes, sources, False, share, result, keys_only=True)
             block = _next(block, sources, COUNT_BLOCK)
             if open_ends := any(source.more for source in sources):
-                after = _frontier(sources, False)
-            final = _once(_final(sources, False, distinct=True), last)
+                after = frontier_of(sources, False)
+            final = once(final_of(sources, False, distinct=True), last)
             result.count += len(final)
             last = final[-1][0] if final else last
             if not open_ends:
                 return
             _check_time(deadline, target, result)
             target = replace(target, in_use=True)
-    sources = [_SliceCursor(number, b"") for number in sorted(target.nodes)]
+    sources = [SliceCursor(number, b"") for number in sorted(target.nodes)]
     while sources:
         await _fill(target, nodes, sources, False, 0, result)
         sources = [source for source in sources if source.more]
@@ -291,7 +311,7 @@ def _check_time(deadline: float, target: Target, result: Gathered) -> None:
         raise CountTimeoutError(result.count, target.timeout_s)
 
 
-def _next(block: int, sources: Sequence[_SliceCursor], most: int) -> int:
+def _next(block: int, sources: Sequence[SliceCursor], most: int) -> int:
     """How many keys to gather next."""
     read = [entry for source in sources for entry in source.entries[::16]]
     return next_block(block, len(read), bytes_of(read), most, KEY_BYTES)
@@ -300,13 +320,14 @@ def _next(block: int, sources: Sequence[_SliceCursor], most: int) -> int:
 async def _fill(
     target: Target,
     nodes: SliceReader,
-    sources: Sequence[_SliceCursor],
+    sources: Sequence[SliceCursor],
     reverse: bool,
     block: int,
     result: Gathered,
     *,
     examine: bool = False,
     skip: int = 0,
+    room: int = 0,
     keys_only: bool = False,
 ) -> None:
     """Ask every node once for the next block of its slices among `sources`, or to examine it."""
@@ -319,6 +340,7 @@ async def _fill(
         limit=block,
         examine=examine,
         skip=skip,
+        room=room,
         keys_only=keys_only,
     )
     for one in await ask(target, nodes, requests, result):
@@ -335,66 +357,3 @@ async def _fill(
         result.count += one.count
         result.offset_left -= one.skipped
         result.read[one.slice] = result.read.get(one.slice, 0) + (one.examined or len(one.entries))
-
-
-def _frontier(sources: Sequence[_SliceCursor], reverse: bool) -> bytes:
-    """The nearest place that any source with more has reached; one must have more."""
-    places = (source.after for source in sources if source.more)
-    return max(places) if reverse else min(places)
-
-
-def _onward(frontier: bytes, last: bytes, target: Target, reverse: bool) -> bytes:
-    """Where all slices go on: at the frontier or, of distinct keys, behind the last one that was taken if
-    the frontier lies within it."""
-    return behind(last, reverse) if target.distinct and last and frontier.startswith(last) else frontier
-
-
-def _final(sources: Sequence[_SliceCursor], reverse: bool, *, distinct: bool = False) -> list[Entry]:
-    """Take what is at or before the frontier out of the buffers, merged."""
-    frontier = _frontier(sources, reverse) if any(source.more for source in sources) else None
-    if frontier is not None and reverse and distinct:
-        # Backwards the key in which a slice has paused lies behind its entries: whoever has it gives it now.
-        for source in sources:
-            at = _first_behind(source.entries, frontier, reverse)
-            if at < len(source.entries) and frontier.startswith(source.entries[at][0]):
-                frontier = source.entries[at][0]
-                break
-    merged: list[Entry] = []
-    for source in sources:
-        entries = source.entries
-        if not entries:
-            continue
-        last = entries[-1][0]
-        if frontier is None or ((last >= frontier) if reverse else (last <= frontier)):
-            merged += entries
-            source.entries = []
-        else:
-            cut = _first_behind(entries, frontier, reverse)
-            merged += entries[:cut]
-            source.entries = entries[cut:]
-    merged.sort(reverse=reverse)  # sorted runs one after the other: Python's sort merges them
-    return merged
-
-
-def _once(entries: Sequence[Entry], last: bytes) -> list[Entry]:
-    """Each key once, and `last` not again."""
-    once: list[Entry] = []
-    for entry in entries:
-        if entry[0] != last:
-            once.append(entry)
-            last = entry[0]
-    return once
-
-
-def _first_behind(entries: Sequence[Entry], frontier: bytes, reverse: bool) -> int:
-    """Index of the first entry that lies behind the frontier in the direction of the read."""
-    if not reverse:
-        return bisect_right(entries, frontier, key=itemgetter(0))
-    return len(entries) - bisect_left(entries[::-1], frontier, key=itemgetter(0))
-
-
-def _check_order(entries: Sequence[Entry], reverse: bool) -> None:
-    """One document has an entry key once in all slices of one snapshot."""
-    keys = [key for key, _ in entries]
-    in_order = all(map(gt if reverse else lt, keys, keys[1:]))
-    invariant(in_order, "Untorn", "an entry came twice, or out of order, from the slices of one snapshot")

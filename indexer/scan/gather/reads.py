@@ -29,7 +29,7 @@ import msgspec
 from indexer.scan.gather.gather import Gathered
 from indexer.scan.gather.holds import HoldRegistry, SnapshotHold
 from indexer.scan.gather.scatter import Agreed, AskedT, Target, monotonic
-from indexer.scan.local.reader import LocalReader
+from indexer.scan.local.reader import INLINE_ROWS, LocalReader
 from indexer.scan.peer.messages import TIP, SliceReader
 from indexer.scan.plan.agreement import HINDRANCES, Agreement, Hindrance
 from indexer.scan.plan.directory import IndexDirectory, Scannable
@@ -221,6 +221,12 @@ class Reads:
             "session": sign(SessionToken(seen), self.directory.secret()),
             "staleness_ms": max(0, self._wall() - stamp.fresh_at) if stamp.fresh_at else None,
         }
+
+    async def encoded(self, count: int, rows: Callable[[], Any]) -> bytes:
+        """So many rows as JSON; many of them are made in a thread."""
+        if count <= INLINE_ROWS:
+            return encode(rows())
+        return await self.local.threads.run(lambda: encode(rows()))
 
     def page(self, token: Token | None, session: str) -> str | None:
         """A page token as an answer has it.

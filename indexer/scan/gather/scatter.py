@@ -345,6 +345,7 @@ def requests_of(
     limit: int = 0,
     examine: bool = False,
     skip: int = 0,
+    room: int = 0,
     keys_only: bool = False,
     task: str = "",
     body: bytes = b"",
@@ -353,14 +354,13 @@ def requests_of(
 
     Args:
         after: slice -> behind which key to go on; from the start where it says nothing.
-        limit, skip: as in `ReadPaging`.
+        limit, skip, room: as in `ReadPaging`.
         examine, keys_only, task, body: as in `ReadShape`.
     """
     spans = [(span.low, span.high) for span in target.spans]
     saw = target.saw if target.number == TIP else ()
-    tip = tip_of(saw)
-    client, within_ms = CLIENT.get(), target.within_ms
-    paging = ReadPaging(limit, skip, target.lease_ms, target.in_use, target.hold, within_ms, client)
+    tip, lease_ms, hold = tip_of(saw), target.lease_ms, target.hold
+    paging = ReadPaging(limit, skip, lease_ms, target.in_use, hold, target.within_ms, CLIENT.get(), room)
     consistency = ReadConsistency(
         target.number,
         target.incarnation,

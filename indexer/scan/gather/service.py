@@ -16,6 +16,7 @@ our bug.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -25,7 +26,7 @@ from indexer.scan.gather.holds import SnapshotHold
 from indexer.scan.gather.reads import Reads, WrittenAnswer
 from indexer.scan.gather.scatter import Agreed, Target, monotonic
 from indexer.scan.gather.story import explain
-from indexer.scan.local.reader import INLINE_ROWS, LocalReader
+from indexer.scan.local.reader import LocalReader
 from indexer.scan.peer.messages import TIP, Entry, SliceReader
 from indexer.scan.plan.directory import Scannable
 from indexer.scan.plan.errors import PageSnapshotGoneError, SnapshotMissingError, catching_up
@@ -193,15 +194,15 @@ class ScanService:
         check: PageCheck | None,
         ends_at: float,
     ) -> WrittenAnswer:
-        """The answer with its rows; validated ones without those that are stale, and the others marked."""
+        """The answer; of validated rows without those that are stale, and the others marked."""
         gathered, head = agreed.gathered, self.shared.head(agreed.stamp, seen)
         following = None if onward is None else KeyedPageToken.of(onward, agreed.target.keys)
         validated: dict[str, Any] = {}
         if check is not None:
             judged = await check.judged(agreed.stamp.timestamp, ends_at - monotonic())
             entries = gathered.entries = judged.entries
-            gathered.rows = await encoded(
-                self.shared, len(entries), lambda: judged.marked(maker.rows(entries))
+            gathered.rows = await self.shared.encoded(
+                len(entries), lambda: judged.marked(maker.rows(entries))
             )
             validated["validation"] = judged.summary()
         answer: dict[str, Any] = {
@@ -312,7 +313,7 @@ async def page_of(
     most: int | None = None,
     weight: int = 1,
 ) -> Gathered:
-    """A page of entries with its rows. If a next one follows, and with a lease, all slices keep the snapshot.
+    """A page of entries with its rows. If a next one follows, all slices keep the snapshot.
 
     Args:
         rows: makes the rows of entries.
@@ -324,24 +325,20 @@ async def page_of(
         InvariantViolationError: the entries cannot be, and yet no slice finds fault with its own.
         RetryableError: a node did not answer.
     """
+    room = shared.settings.max_page_bytes
     try:
-        gathered = await gather(target, shared.nodes, after, reverse, limit, offset)
+        gathered = await gather(target, shared.nodes, after, reverse, limit, offset, room)
         entries = gathered.entries
-        gathered.rows = await encoded(shared, len(entries) * weight, lambda: rows(entries))
+        gathered.rows = await shared.encoded(len(entries) * weight, lambda: rows(entries))
     except UNREADABLE:  # (each slice at the copy that has answered)
         await examine(target, shared.nodes, after, reverse, limit + offset)
         raise
     gathered.more = gathered.more and (most is None or len(entries) < most)
-    if gathered.more and target.lease_ms and not gathered.kept_everywhere(target):
-        await shared.holds.keep(target, gathered.leased, newest=not target.in_use)
+    if gathered.more and not gathered.kept_everywhere(target):
+        # (Where all rows were to be on one page no lease was asked for; and then they were too large.)
+        leasing = target if target.lease_ms else replace(target, lease_ms=first_lease_ms(shared))
+        await shared.holds.keep(leasing, gathered.leased, newest=not target.in_use)
     return gathered
-
-
-async def encoded(shared: Reads, count: int, rows: Callable[[], Any]) -> bytes:
-    """So many rows as JSON; many of them are made in a thread."""
-    if count <= INLINE_ROWS:
-        return encode(rows())
-    return await shared.local.threads.run(lambda: encode(rows()))
 
 
 async def next_page(

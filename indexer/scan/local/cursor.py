@@ -10,30 +10,21 @@ the last key, however many entries that still has. Blocks are small at first and
 block's entries have keys of their own, so both kinds of index are read fast: many entries per key (one seek
 each), and few (few seeks).
 
-The base of a slice has checksums (`indexer.store`), which are compared when it is opened and from time to
-time, and not with every read. So what a read finds impossible (keys out of order, bytes that are no key,
-included columns that are no JSON) is damage more likely than a bug, and the slice that it came from has to be
-found: the endpoint, which merges many slices, asks each to examine what it gave (`ReadShape.examine`).
-
 Any thread may read; nothing here waits. Pure.
 """
 
 from __future__ import annotations
 
-import itertools
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
-
+from indexer.scan.local.entry_bytes import bytes_of, reaching
 from indexer.scan.local.filtering import Filters, Test, key_test, picked
 from indexer.scan.local.once import NotShortError, OneByOne, SoonDone
 from indexer.scan.local.tasks import UNHURRIED, Pace, SliceWork, Task, Unfinished
-from indexer.scan.peer.messages import Entry, IndexUnknownHereError, ReadRequest, ReadSpan, UnknownTaskError
+from indexer.scan.peer.messages import Entry, IndexUnknownHereError, ReadRequest, UnknownTaskError
 from indexer.scan.plan.selection import Shape, stretches
-from indexer.scan.shape.rows import RowMaker
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot
 from keytide.definition.index import IndexDefinition
 from keytide.errors import UNDECODABLE, InvariantViolationError
@@ -51,6 +42,8 @@ JOINED_BYTES: Final = 256 * 1024
 """Of blocks that are looked at together."""
 INLINE_BLOCKS: Final = 24
 """Of the store, a thousand rows each, that are looked at on the event loop for so few rows: some 10 ms."""
+INLINE_BYTES: Final = 4 << 20
+"""Of entries that are read on the event loop: copying them takes a millisecond or two."""
 
 
 @dataclass(slots=True)
@@ -88,17 +81,18 @@ class FilteredRead:
             left_out = min(request.paging.skip - self.skipped, len(found))
             self.skipped += left_out
             found = found[left_out:]
+        if request.shape.keys_only:
+            found = without_values(found)
         full = self.room is not None and found and self._fill(self.room, found)
         self.entries += found[:full] if full else found
         return bool(full) or len(self.entries) >= request.paging.limit
 
     def _fill(self, room: int, found: Sequence[Entry]) -> int:
         """How many of the rows there is room for, one at least; 0 when some is left behind all of them."""
-        for at, (key, value) in enumerate(found, 1):
-            room -= len(key) + len(value)
-            if room <= 0:
-                return at
-        self.room = room
+        size = bytes_of(found)
+        if size >= room:
+            return reaching(found, room)
+        self.room = room - size
         return 0
 
 
@@ -142,9 +136,8 @@ class SliceSearch:
             shape = self.shape(index)
             if shape.structure.several:
                 test = OneByOne(request.span.spans, test, soon)
-            return search_slice(
-                snapshot, request, after, shape, test, soon.rows if soon else self.examined, pace
-            )
+            most, room = soon.rows if soon else self.examined, request.paging.room or None
+            return search_slice(snapshot, request, after, shape, test, most, pace, room)
         except (InvariantViolationError, UnicodeDecodeError) as error:
             raise DoubtfulReadError(f"an entry cannot be read ({error})") from error
 
@@ -343,57 +336,38 @@ def behind(canonical: bytes, reverse: bool) -> bytes:
     return canonical if reverse else canonical + b"\xff"
 
 
-# --- examining --------------------------------------------------------------------------------------------
-
-
-def flaw(entries: Sequence[Entry], span: ReadSpan, after: bytes, shape: Shape) -> str:
-    """What is impossible about the entries that a slice gave for a span, "" when nothing is.
-
-    Args:
-        after: where the slice was to go on.
-    """
-    keys = [key for key, _ in entries]
-    if after:
-        keys.insert(0, after)
-    in_order = operator.gt if span.reverse else operator.lt
-    for one, other in itertools.pairwise(keys):
-        if not in_order(one, other):
-            return f"entry {_shown(other)} is out of order behind {_shown(one)}"
-    for key, _ in entries:
-        if not any(low <= key and (high is None or key < high) for low, high in span.spans):
-            return f"entry {_shown(key)} lies outside of what was read"
-    maker = RowMaker(shape, None)
-    for entry in entries:
-        try:
-            shape.structure.check(*entry)
-            maker.rows([entry])
-            _, include = unpack_value(shape.structure.in_full(*entry)[1])
-            if include is not None:
-                msgspec.json.decode(include)
-        except (InvariantViolationError, UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
-            return f"entry {_shown(entry[0])} cannot be read ({type(error).__name__})"
-    return ""
-
-
-def _shown(key: bytes) -> str:
-    """The beginning of an entry key, for a reason that people read."""
-    return key[:24].hex() + ("..." if len(key) > 24 else "")
-
-
 def entries_of(
-    snapshot: ReadableSnapshot, span: ReadSpan, after: bytes, limit: int, pace: Pace | None
-) -> list[Entry]:
-    """Up to `limit` entries behind `after`, over all spans in the direction of the read.
+    snapshot: ReadableSnapshot, request: ReadRequest, after: bytes, pace: Pace | None
+) -> tuple[list[Entry], bool]:
+    """The first entries behind `after`, over all spans in the direction of the read, as many as a request
+    allows; and whether they are that many, or as many bytes.
 
     Raises:
-        NotShortError: without a pace only: there is much beside them, removal markers for instance.
+        NotShortError: without a pace only: there is much beside them, removal markers for instance, or they
+            are large.
     """
+    span, limit, room = request.span, request.paging.limit, request.paging.room
     entries: list[Entry] = []
+    total = 0
     for count, block in enumerate(snapshot.rows_of(list(stretches(span, after)), span.reverse, limit)):
+        if request.shape.keys_only and not request.shape.keys:  # (which may be told by values)
+            block = without_values(block)
+        if room or pace is None:
+            size = bytes_of(block)
+            if room and total + size >= room:
+                return (entries + block[: reaching(block, room - total)])[:limit], True
+            total += size
+            if pace is None and total > INLINE_BYTES:
+                raise NotShortError
         entries += block
         if len(entries) < limit:
             if pace is not None:
                 pace.look()
             elif count >= INLINE_BLOCKS:
                 raise NotShortError
-    return entries[:limit]
+    return entries[:limit], len(entries) >= limit
+
+
+def without_values(entries: Sequence[Entry]) -> list[Entry]:
+    """The same with empty values: those may be large, and be held for long."""
+    return [(key, b"") for key, _ in entries]

@@ -8,8 +8,9 @@ being rebuilt, all have one timestamp), and read again and again with cursors th
 (`indexer.store.joint`). What was looked up is void with a change of the system dictionary, and when a slice
 has let go of the snapshot (a rollback, damage, its end): then it is looked up again.
 
-What is the least out of the ordinary is not read here: the answer is None, and `reader.LocalReader` reads
-slice by slice, in a thread if it takes long, and finds out and reports what is wrong. Event loop only.
+What is the least out of the ordinary is not read here, nor what comes to more than `LOOKED_AT_BYTES`, about:
+the answer is None, and `reader.LocalReader` reads slice by slice, in a thread if it takes long, and finds out
+and reports what is wrong. Event loop only.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from typing import Final, NamedTuple
 
 from msgspec import structs
 
+from indexer.scan.local.entry_bytes import bytes_of
 from indexer.scan.local.filtering import key_test
 from indexer.scan.peer.messages import Entry, JointPage, JointRead, JointSpans, ReadSpan, SliceReply
 from indexer.scan.plan.directory import rebuilding
 from indexer.scan.plan.leases import Leases
 from indexer.scan.plan.selection import stretches
-from indexer.view import JointSnapshot, NodeView, StoreDamagedError
+from indexer.view import LOOKED_AT_BYTES, JointSnapshot, LargeRowsError, NodeView, StoreDamagedError
 from keytide.catalog.catalog import Catalog
 from keytide.errors import InvariantViolationError
 from keytide.geometry import CELL_BYTES
@@ -34,6 +36,8 @@ from keytide.structure import Structure
 REMEMBERED: Final = 64
 """Snapshots of a node that are remembered: then the oldest ones are forgotten."""
 
+MOST_ROWS: Final = 1 << 31
+"""More than a page has."""
 FEW_SPANS: Final = 4
 """So many are read one after the other, a tenth of a millisecond each, and no further than is wanted."""
 MOST_OF_SPANS: Final = 1_000
@@ -74,6 +78,7 @@ class JointReads:
         self._leases = leases
         self._now = now
         self._known: dict[_Key, _LookedUp] = {}
+        self._large: dict[_Key, int] = {}
 
     def first(self, asked: JointRead) -> JointPage | None:
         """The first entries; None when they are to be read slice by slice.
@@ -88,10 +93,19 @@ class JointReads:
                 return None
         if asked.keys and len(asked.spans) <= FEW_SPANS:
             return None  # a slice reads no row of another key, each of which may be long
-        if asked.in_order:
-            found = self._one_by_one(asked)
-        else:
-            found = self._read(asked, asked.slices, asked.count)
+        key = (asked.index, asked.slices, asked.number, asked.incarnation)
+        if self._large and asked.count >= self._large.get(key, MOST_ROWS):
+            return None
+        try:
+            if asked.in_order:
+                found = self._one_by_one(asked)
+            else:
+                found = self._read(asked, asked.slices, asked.count)
+        except LargeRowsError:  # as many are not tried again: half of them would be read in vain
+            while len(self._large) >= REMEMBERED:
+                del self._large[next(iter(self._large))]
+            self._large[key] = asked.count
+            return None
         if found is None:
             return None
         entries, read, replies = found
@@ -126,7 +140,7 @@ class JointReads:
     def _one_by_one(self, asked: JointRead) -> _Found | None:
         """The entries of slices whose order is theirs."""
         ahead = gt if asked.reverse else lt
-        entries: list[Entry] = []
+        entries, room = list[Entry](), LOOKED_AT_BYTES
         read: dict[int, int] = {}
         replies: dict[int, SliceReply] = {}
         for number in asked.slices:
@@ -142,6 +156,7 @@ class JointReads:
                 break
             if sum(read.values()) - len(entries) > IN_VAIN:
                 return None
+            room = _left(room, found[0])
         return entries, read, replies
 
     def _read(self, asked: JointRead, slices: tuple[int, ...], count: int) -> _Found | None:
@@ -243,7 +258,7 @@ def _first(one: _LookedUp, asked: JointRead, count: int) -> tuple[list[Entry], l
 def _one_after_the_other(
     one: _LookedUp, asked: JointRead, count: int
 ) -> tuple[list[Entry], list[int]] | None:
-    entries: list[Entry] = []
+    entries, room = list[Entry](), LOOKED_AT_BYTES
     read = [0] * len(one.snapshot.timestamps)
     for low, high in reversed(asked.spans) if asked.reverse else asked.spans:
         found = one.snapshot.first(low, high, asked.reverse, count - len(entries))
@@ -253,7 +268,20 @@ def _one_after_the_other(
         read = [*map(add, read, found[1])]
         if len(entries) >= count:
             break
+        room = _left(room, found[0])
     return entries, read
+
+
+def _left(room: int, entries: list[Entry]) -> int:
+    """How many bytes there is room for beside these.
+
+    Raises:
+        LargeRowsError: none.
+    """
+    room -= bytes_of(entries)
+    if room < 0:
+        raise LargeRowsError
+    return room
 
 
 def _together(one: _LookedUp, asked: JointRead, count: int) -> tuple[list[Entry], list[int]] | None:

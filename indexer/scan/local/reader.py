@@ -26,8 +26,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from indexer.scan.local.cursor import EXAMINED, SliceSearch, entries_of, flaw
+from indexer.scan.local.cursor import EXAMINED, SliceSearch, entries_of, without_values
 from indexer.scan.local.effort import ReadThreads, ReadTurn
+from indexer.scan.local.examining import examined as flaw_of
 from indexer.scan.local.joint import JointReads
 from indexer.scan.local.once import NotShortError, OncePerDocument, SoonDone, finds_places
 from indexer.scan.local.tasks import UNHURRIED, Pace, Task, Unfinished
@@ -301,17 +302,16 @@ class LocalReader:
             result = worked.result if isinstance(worked, Unfinished) else worked
         elif shape.examine:
             most = limit if is_plain(request) else max(limit, self._search.examined)
-            read = entries_of(snapshot, span, after, most, pace)
-            if found := flaw(read, span, after, self._search.shape(span.index)):
+            index_shape = self._search.shape(span.index)
+            if found := flaw_of(snapshot, span, after, most, index_shape, pace or UNHURRIED):
                 raise DoubtfulReadError(found)
         elif is_plain(request) or (limit and pace is None and not shape.filter):
-            entries = entries_of(snapshot, span, after, limit, pace)
+            entries, more = entries_of(snapshot, request, after, pace)
             if shape.keys and not self._search.all_wanted(entries, request):
                 raise NotShortError
             keys = [key for key, _ in entries]
             if not all(map(operator.gt if span.reverse else operator.lt, keys, keys[1:])):
                 raise DoubtfulReadError("entries are out of order")
-            more = len(entries) >= limit
         elif knows_count(request) and snapshot is whole:
             counted = sum(snapshot.count(low, high) for low, high in span.spans)
         else:
@@ -319,7 +319,7 @@ class LocalReader:
             entries, more, reached, examined = searched.found
             counted, skipped = searched.counted, searched.skipped
         if shape.keys_only:
-            entries = [(key, b"") for key, _ in entries]
+            entries = without_values(entries)
         moment = request.consistency
         return SliceReply(
             number,

@@ -9,7 +9,7 @@ import msgspec
 
 from indexer.scan.gather.reads import Reads, WrittenAnswer
 from indexer.scan.gather.scatter import Target
-from indexer.scan.gather.service import encoded, first_lease_ms, page_bounds
+from indexer.scan.gather.service import first_lease_ms, page_bounds
 from indexer.scan.gather.story import explain
 from indexer.scan.local.once import NotShortError
 from indexer.scan.nearest.found import Nearest
@@ -71,7 +71,7 @@ async def scan_nearest(
             row["distance"] = distance
         return made
 
-    written = await encoded(shared, len(found), rows)
+    written = await shared.encoded(len(found), rows)
     answer = {"rows": msgspec.Raw(written), **shared.head(agreed.stamp, seen), "page": None}
     if request.explain:
         explained = explain(agreed, index.shape.slices)

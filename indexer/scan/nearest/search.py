@@ -23,12 +23,13 @@ from typing import Final
 
 import numpy as np
 
-from indexer.scan.gather.blocks import bytes_of, next_block
+from indexer.scan.gather.blocks import next_block
 from indexer.scan.gather.gather import examine, gather
 from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.scatter import Target
 from indexer.scan.gather.service import UNREADABLE
 from indexer.scan.gather.story import add_answers
+from indexer.scan.local.entry_bytes import bytes_of
 from indexer.scan.nearest.found import FARTHEST, GROWTH, WIDEST, Measured, Nearest, check_size, cut
 from indexer.scan.nearest.here import cells_within, nearest_here
 from indexer.scan.nearest.measuring import DistanceColumn
@@ -169,7 +170,7 @@ class _Search:
             in_use = target.in_use or bool(after)
             now = replace(target, timeout_s=target.left_s, in_use=in_use)
             try:
-                page = await gather(now, nodes, after, False, block)
+                page = await gather(now, nodes, after, False, block, 0, settings.stream_block_bytes)
                 measured = await self._measured(page.entries, radius)
             except (*UNREADABLE, NotAGeometryError):
                 await examine(now, nodes, after, False, block)

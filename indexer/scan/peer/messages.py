@@ -67,6 +67,7 @@ class ReadPaging(msgspec.Struct, frozen=True, gc=False):
         hold: id of the held snapshot that this read belongs to: its lease is renewed in any case.
         within_ms: how long the answer is waited for; 0 when that is not known.
         client: for whom it is (`indexer.scan.plan.leases`).
+        room: bytes of keys and values that a slice gives, by the entry that exceeds them; 0 for any.
     """
 
     limit: int
@@ -76,6 +77,7 @@ class ReadPaging(msgspec.Struct, frozen=True, gc=False):
     hold: str = ""
     within_ms: int = 0
     client: str = ""
+    room: int = 0
 
 
 class ReadConsistency(msgspec.Struct, frozen=True, gc=False):
@@ -161,34 +163,36 @@ class ReadMessage(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, request: ReadRequest) -> ReadMessage:
-        """The message of a request. (What has no keys is sent as ever.)"""
-        members, keys = _in_order(request), request.shape.keys
-        return KeyedReadMessage(*(*members, keys)) if keys else cls(*members)
+        """The message of a request. (What has neither keys nor a bound in bytes is sent as ever.)"""
+        members, keys, room = _in_order(request), request.shape.keys, request.paging.room
+        return LaterReadMessage(*(*members, keys, room)) if keys or room else cls(*members)
 
     def request(self) -> ReadRequest:
         """The request that this is the message of."""
+        keys, room = (self.keys, self.room) if isinstance(self, LaterReadMessage) else (frozenset[bytes](), 0)
         return ReadRequest(
             ReadSpan(self.index, self.slices, self.spans, self.after, self.reverse),
             ReadPaging(
-                self.limit, self.skip, self.lease_ms, self.in_use, self.hold, self.within_ms, self.client
+                self.limit,
+                self.skip,
+                self.lease_ms,
+                self.in_use,
+                self.hold,
+                self.within_ms,
+                self.client,
+                room,
             ),
             ReadConsistency(self.number, self.incarnation, self.passed, self.covers),
-            ReadShape(
-                self.filter,
-                self.distinct,
-                self.keys_only,
-                self.examine,
-                self.task,
-                self.body,
-                self.keys if isinstance(self, KeyedReadMessage) else frozenset(),
-            ),
+            ReadShape(self.filter, self.distinct, self.keys_only, self.examine, self.task, self.body, keys),
         )
 
 
-class KeyedReadMessage(ReadMessage, frozen=True, array_like=True):
-    """A `ReadMessage` of an index whose entries are compared with keys: protocol version 4 knows of them."""
+class LaterReadMessage(ReadMessage, frozen=True, array_like=True):
+    """A `ReadMessage` with what came later. Protocol version 4 knows of `keys`, which entries are compared
+    with; a release that does not know of `room` passes it over, and gives all."""
 
     keys: frozenset[bytes] = frozenset()
+    room: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 _in_order: Final = attrgetter(
@@ -268,7 +272,7 @@ class LeaseReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 encoder = msgspec.msgpack.Encoder()
-read_decoder = msgspec.msgpack.Decoder[ReadMessage](KeyedReadMessage)
+read_decoder = msgspec.msgpack.Decoder[ReadMessage](LaterReadMessage)
 read_reply_decoder = msgspec.msgpack.Decoder(ReadReply)
 lease_decoder = msgspec.msgpack.Decoder(LeaseRequest)
 lease_reply_decoder = msgspec.msgpack.Decoder(LeaseReply)

@@ -20,12 +20,13 @@ from time import monotonic
 from typing import Any, Final
 
 from indexer.scan.aggregate.columns import EntryReader
-from indexer.scan.gather.blocks import bytes_of, next_block
+from indexer.scan.gather.blocks import next_block
 from indexer.scan.gather.gather import examine, gather
 from indexer.scan.gather.reads import Reads
 from indexer.scan.gather.scatter import SliceAnswers, Target
 from indexer.scan.gather.service import UNREADABLE
 from indexer.scan.gather.story import add_answers
+from indexer.scan.local.entry_bytes import bytes_of
 from indexer.scan.local.reader import INLINE_ROWS
 from indexer.scan.local.tasks import Pace
 from indexer.scan.nearest.search import nearest
@@ -172,7 +173,7 @@ async def sorted_rows(target: Target, shared: Reads, plan: Plan, maker: OutputMa
     result = Sorted()
     held: list[Placed] = []
     after, more, size, block = b"", bool(target.nodes), 0, FIRST_BLOCK
-    threads = shared.local.threads
+    threads, at_once = shared.local.threads, shared.settings.stream_block_bytes
     while more:
         if monotonic() > target.until:
             raise OutOfTimeError(
@@ -182,14 +183,14 @@ async def sorted_rows(target: Target, shared: Reads, plan: Plan, maker: OutputMa
             )
         now = replace(target, timeout_s=target.left_s, in_use=target.in_use or bool(after))
         try:
-            page = await gather(now, shared.nodes, after, False, block)
+            page = await gather(now, shared.nodes, after, False, block, 0, at_once)
             placed = await threads.run(maker.placed, page.entries, threads.pace)
         except UNREADABLE:
             await examine(now, shared.nodes, after, False, block)
             raise
         add_answers(result, page)
         read = bytes_of(page.entries)
-        block = next_block(block, len(page.entries), read, SORT_BLOCK, shared.settings.stream_block_bytes)
+        block = next_block(block, len(page.entries), read, SORT_BLOCK, at_once)
         held += placed
         size += sum(row[3] for row in placed)
         if wanted is not None and wanted <= most:

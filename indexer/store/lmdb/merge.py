@@ -19,16 +19,14 @@ so there a value is copied only when its key lies inside.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import Final
 
 import lmdb
 
-from indexer.store.environment import DAMAGE, damaged
 from indexer.store.formats.records import REMOVED
 from indexer.store.interface import Row
-from indexer.store.joint import LOOKED_AT_BYTES
 from indexer.store.lmdb.levels import View
 from indexer.store.lmdb.writing import unpack_long
 from keytide.model.entry import LONG_PREFIX, long_group
@@ -60,19 +58,19 @@ def table_blocks(
         large: whether some values of the table are.
     """
     if large and (low if reverse else high is not None):
-        yield from _in_blocks(_inside(cursor, ((low, high),), reverse), first)
+        yield from _in_blocks(inside(cursor, ((low, high),), reverse), first)
         return
     if reverse:
-        rows = cursor.iterprev() if _seek_last(cursor, high) else iter(())
+        rows = cursor.iterprev() if seek_last(cursor, high) else iter(())
     else:
         rows = cursor.iternext() if cursor.set_range(low) else iter(())
     size = first
     while block := list(islice(rows, size)):
         last = block[-1][0]
         if reverse and last < low:
-            block = block[: _reverse_cut(block, low)]
+            block = block[: reverse_cut(block, low)]
         elif not reverse and high is not None and last >= high:
-            block = block[: bisect_left(block, high, key=_key)]
+            block = block[: bisect_left(block, high, key=key_of)]
         elif len(block) == size:
             yield block
             size = _next_size(size, block)
@@ -82,12 +80,12 @@ def table_blocks(
         return
 
 
-def _inside(cursor: lmdb.Cursor[bytes], spans: Sequence[Bounds], reverse: bool) -> Iterator[Row]:
+def inside(cursor: lmdb.Cursor[bytes], spans: Sequence[Bounds], reverse: bool) -> Iterator[Row]:
     """Rows of some spans, of which no value is copied that lies elsewhere."""
     value = cursor.value
     for low, high in spans:
         if reverse:
-            if not _seek_last(cursor, high):
+            if not seek_last(cursor, high):
                 return
             for key in cursor.iterprev(values=False):
                 if key < low:
@@ -112,90 +110,6 @@ def _in_blocks(rows: Iterator[Row], first: int) -> Iterator[list[Row]]:
         size = _next_size(size, block)
 
 
-class LmdbLevelCursor:
-    """One level's entries (`indexer.store.joint.LevelCursor`)."""
-
-    __slots__ = ("_cursor", "_folder", "_high", "_large", "_low", "_reverse", "_rows")
-
-    def __init__(self, view: View) -> None:
-        self._cursor = view.cursor(view.tables.forward)
-        self._folder = view.folder
-        self._large = view.has_large
-        self._rows: Iterator[Row] = iter(())
-        self._low, self._reverse = b"", False
-        self._high: bytes | None = None
-
-    def begin(self, low: bytes, high: bytes | None, reverse: bool, count: int) -> list[Row]:
-        self._low, self._high, self._reverse = low, high, reverse
-        cursor = self._cursor
-        try:
-            if self._large and (low if reverse else high is not None):
-                self._rows = _inside(cursor, ((low, high),), reverse)
-            elif reverse:
-                self._rows = cursor.iterprev() if _seek_last(cursor, high) else iter(())
-            else:
-                self._rows = cursor.iternext() if cursor.set_range(low) else iter(())
-        except DAMAGE as error:
-            raise damaged(self._folder, error) from error
-        return self.onward(count)
-
-    def onward(self, count: int) -> list[Row]:
-        try:
-            rows = list(islice(self._rows, count))
-        except DAMAGE as error:
-            raise damaged(self._folder, error) from error
-        if not rows:
-            return rows
-        last = rows[-1][0]
-        if self._reverse:
-            return rows[: _reverse_cut(rows, self._low)] if last < self._low else rows
-        high = self._high
-        return rows[: bisect_left(rows, high, key=_key)] if high is not None and last >= high else rows
-
-    def ends(self) -> tuple[bytes, bytes] | None:
-        cursor = self._cursor
-        try:
-            if not cursor.first():
-                return None
-            first = cursor.key()
-            cursor.last()
-            return first, cursor.key()
-        except DAMAGE as error:
-            raise damaged(self._folder, error) from error
-
-    def within(
-        self, lows: Sequence[bytes], highs: Sequence[bytes], most: int, behind: int, full: Set[bytes]
-    ) -> tuple[list[Row], int]:
-        cursor, found, known = self._cursor, list[Row](), set[bytes]()
-        key: bytes | None = None  # (wherever the cursor stands)
-        left, room = most + 1, LOOKED_AT_BYTES
-        try:
-            for low, high in zip(lows, highs, strict=True):
-                if key is None or key < low:
-                    if not cursor.set_range(low):
-                        break
-                    key = cursor.key()
-                if key >= high:  # what was read beyond a span is not sought for the next ones
-                    continue
-                for key in cursor.iternext(values=False):
-                    if key >= high:
-                        break
-                    left -= 1
-                    document = key[behind:] if behind else key
-                    if document not in known:  # (a value is copied, which takes as long as ten keys)
-                        found.append((key, value := cursor.value()))
-                        room -= len(value)
-                        if behind and value != REMOVED and document not in full:
-                            known.add(document)
-                    if not left or room < 0:
-                        return found, most + 1
-                else:  # there is nothing behind it
-                    break
-        except DAMAGE as error:
-            raise damaged(self._folder, error) from error
-        return found, most + 1 - left
-
-
 def spans_blocks(
     cursor: lmdb.Cursor[bytes], spans: Sequence[Bounds], reverse: bool, first: int, large: bool
 ) -> Iterator[list[Row]]:
@@ -209,7 +123,7 @@ def spans_blocks(
         large: see `table_blocks`.
     """
     if large and len(spans) > 1:
-        yield from _in_blocks(_inside(cursor, spans, reverse), first)
+        yield from _in_blocks(inside(cursor, spans, reverse), first)
         return
     if reverse or len(spans) == 1:
         for low, high in spans:
@@ -230,8 +144,8 @@ def spans_blocks(
                     yield found
                 return
             low, high = spans[at]
-            begin = bisect_left(rows, low, begin, key=_key)
-            end = len(rows) if high is None else bisect_left(rows, high, begin, key=_key)
+            begin = bisect_left(rows, low, begin, key=key_of)
+            end = len(rows) if high is None else bisect_left(rows, high, begin, key=key_of)
             found += rows[begin:end]
             begin = max(end, begin)
             if begin == len(rows):
@@ -311,9 +225,9 @@ class _Head:
             self._block = []
             return block
         if self._reverse:
-            cut = _reverse_cut(block, bound)
+            cut = reverse_cut(block, bound)
         else:
-            cut = bisect_right(block, bound, key=_key)
+            cut = bisect_right(block, bound, key=key_of)
         self._block = block[cut:]
         return block[:cut]
 
@@ -384,17 +298,17 @@ def _after_group(prefix: bytes) -> bytes:
     return prefix + b"\xff" * (LONG_PREFIX + 32 - len(prefix))
 
 
-def _seek_last(cursor: lmdb.Cursor[bytes], high: bytes | None) -> bool:
+def seek_last(cursor: lmdb.Cursor[bytes], high: bytes | None) -> bool:
     """Put the cursor on the last row below `high`."""
     if high is None or not cursor.set_range(high):
         return bool(cursor.last())
     return bool(cursor.prev())
 
 
-def _reverse_cut(block: list[Row], bound: bytes) -> int:
+def reverse_cut(block: list[Row], bound: bytes) -> int:
     """How many rows of a descending block are at or above `bound`."""
-    return len(block) - bisect_left(block[::-1], bound, key=_key)
+    return len(block) - bisect_left(block[::-1], bound, key=key_of)
 
 
-def _key(row: Row) -> bytes:
+def key_of(row: Row) -> bytes:
     return row[0]

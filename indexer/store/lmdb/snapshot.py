@@ -12,12 +12,12 @@ from indexer.store.interface import Applied, Counts, Row, SkipLine, StoredDocume
 from indexer.store.joint import LevelCursor
 from indexer.store.lmdb.equal_keys import shared_keys
 from indexer.store.lmdb.leaves import level_columns
+from indexer.store.lmdb.level_cursor import LmdbLevelCursor
 from indexer.store.lmdb.levels import Level, View
 from indexer.store.lmdb.lookup import held_by
 from indexer.store.lmdb.merge import (
     FIRST_BLOCK,
     Bounds,
-    LmdbLevelCursor,
     few_of,
     live_blocks,
     merged_blocks,
@@ -68,7 +68,8 @@ class LmdbSnapshot:
             return
         wanted = limit
         with self._reading() as views:
-            first = few_of(views) if limit is None else min(limit, FIRST_BLOCK)
+            few = few_of(views)
+            first = few if limit is None else min(limit, few)
             for block in live_blocks(views, spans, reverse, first):
                 if wanted is None:
                     yield block
