@@ -18,16 +18,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.scan.gather.gather import count
+from indexer.scan.gather.service import ScanService
+from indexer.scan.local.entry_bytes import bytes_of
 from indexer.scan.peer.messages import HOLDER
 from indexer.scan.request.request import CountRequest, HoldRequest, ScanRequest, SpanRequest
 from indexer.store.fold.worker import FoldWorker
 from keytide.collation import encode_key
 from keytide.definition.expression import Predicate
 from keytide.process.clock import now_ms
+from keytide.settings.settings import ScanSettings
 from tests import share
 from tests.unit.scan_world import Doc, FakeSnapshot, World, definition_of, pages_at, slice_of, stores
 
 Part = Any
+NO_BOUND = 16 << 20
 KEYS = ("city", "city, age", "city DESC", "city DESC, age DESC", "city, age DESC", "city DESC, age")
 PARTITIONS = ("", "PARTITION BY HASH(id)", "PARTITION BY HASH(city)", "PARTITION BY RANGE({})")
 SPLITS = ("NULL", "TRUE", "-1", "0", "0.5", "2", "9007199254740993", "''", "'a'", "'ab'", "'b'", "'z'", "'é'")
@@ -134,6 +138,8 @@ class Case:
         share: entries that a slice is asked for at first, so that scans take several rounds.
         examined: entries that a slice looks at in one go.
         block: keys that are skipped or counted at once.
+        room: bytes of a page.
+        older: whether one of the nodes knows of no bound in bytes.
     """
 
     statement: str
@@ -149,6 +155,8 @@ class Case:
     share: int
     examined: int
     block: int
+    room: int
+    older: bool
 
     @property
     def question(self) -> dict[str, Any]:
@@ -206,7 +214,18 @@ def cases(draw: st.DrawFn, most: int = 40) -> Case:
         draw(st.sampled_from([1, 2, 5, 100])),
         draw(st.sampled_from([1, 3, 10, 1_000])),
         draw(st.sampled_from([1, 4, 1_000])),
+        draw(st.sampled_from([NO_BOUND, NO_BOUND, 1, 30, 100, 700])),
+        draw(st.booleans()),
     )
+
+
+def services_of(world: World, case: Case) -> list[ScanService]:
+    """The endpoints of all nodes, whose pages are bounded as the case says."""
+    limits = ScanSettings.model_validate({}).model_copy(update={"max_page_bytes": case.room})
+    services = world.services(limits)
+    for nodes in world.nodes.values():
+        nodes.older = {"n1"} if case.older else set()
+    return list(services.values())
 
 
 async def never() -> None:
@@ -225,7 +244,7 @@ class Taken:
 
 async def take_pages(world: World, case: Case) -> Taken:
     """All pages and the count; the world moves on between pages, but for scans of the tip."""
-    services = list(world.services().values())
+    services = services_of(world, case)
     moment: dict[str, Any] = {}
     if case.moment == "tip":
         moment["consistency"] = "tip"
@@ -251,6 +270,7 @@ async def take_pages(world: World, case: Case) -> Taken:
         taken.snapshots.add(answer["snapshot"])
         if answer["page"] is None:
             return taken
+        assert answer["rows"], "every page takes a scan further"
         request = ScanRequest(page=answer["page"])
         if case.moment != "tip":
             commit_later(world)
@@ -315,7 +335,10 @@ def check(case: Case, world: World) -> None:
         assert [row["include"] for row in taken.rows] == included
         given = len(expected)
     assert taken.snapshots == ({None} if case.moment == "tip" else {1})
-    assert taken.pages == max(1, -(-given // case.limit))
+    if case.room == NO_BOUND:
+        assert taken.pages == max(1, -(-given // case.limit))
+    else:
+        assert -(-given // case.limit) <= taken.pages <= given + 1
 
 
 @settings(max_examples=share.examples(300), deadline=None)
@@ -377,7 +400,7 @@ def test_filters_are_tested_where_the_entries_lie(case: Case, text: str) -> None
     world.examined = case.examined
 
     async def read() -> tuple[list[tuple[bytes, bytes]], int]:
-        services = list(world.services().values())
+        services = services_of(world, case)
         shared = services[0].shared
         request = CountRequest(**case.question)
         index = await shared.ready_index("i", request, never)
@@ -395,8 +418,9 @@ def test_filters_are_tested_where_the_entries_lie(case: Case, text: str) -> None
         commit_later(world)
         entries = []
         async for page in pages_at(
-            shared, held, selection, case.limit, reverse=case.reverse, offset=case.offset
+            shared, held, selection, case.limit, reverse=case.reverse, offset=case.offset, room=case.room
         ):
+            assert bytes_of(page.gathered.entries[:-1]) < case.room
             assert len(page.gathered.entries) <= case.limit
             assert page.stamp.number == 1
             entries += page.gathered.entries

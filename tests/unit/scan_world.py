@@ -79,6 +79,10 @@ KEYSPACE = "users"
 SECRET = "5e" * 32
 
 
+older_decoder = msgspec.msgpack.Decoder(ReadMessage)
+"""Of a release that knows of nothing that came later."""
+
+
 def of_the_cluster(secret: str = SECRET) -> dict[str, str]:
     """The headers of a request from another part of the cluster."""
     return headers_of(secret, now_ms())
@@ -333,6 +337,7 @@ class DirectNodes:
         down: nodes that cannot be reached.
         silent: nodes that do not answer.
         joint: whether the entries of some spans are read as one.
+        older: nodes of a release that knows of no bound in bytes.
     """
 
     def __init__(self, view: FakeView, readers: dict[str, LocalReader]) -> None:
@@ -342,6 +347,7 @@ class DirectNodes:
         self.joint = False
         self.down: set[str] = set()
         self.silent: set[str] = set()
+        self.older: set[str] = set()
         self.reads: list[tuple[str, ReadRequest]] = []
         self.leases: list[tuple[str, LeaseRequest]] = []
 
@@ -359,7 +365,8 @@ class DirectNodes:
     async def read(self, node: str, request: ReadRequest, timeout_s: float) -> ReadReply:
         await self._reach(node, timeout_s)
         self.reads.append((node, request))
-        message = read_decoder.decode(encoder.encode(ReadMessage.of(request)))
+        decoder = older_decoder if node in self.older and not request.shape.keys else read_decoder
+        message = decoder.decode(encoder.encode(ReadMessage.of(request)))
         reply = await self.readers[node].read(message.request())
         return read_reply_decoder.decode(encoder.encode(reply))
 
@@ -561,12 +568,13 @@ async def pages_at(
     *,
     reverse: bool = False,
     offset: int = 0,
+    room: int = 0,
 ) -> AsyncIterator[Agreed[Gathered]]:
     """All pages of a selection at a held snapshot."""
     after, more = b"", True
 
     async def work(target: Target) -> Gathered:
-        return await gather(target, shared.nodes, after, reverse, limit, offset)
+        return await gather(target, shared.nodes, after, reverse, limit, offset, room)
 
     while more:
         agreed = await shared.holds.read(held, selection, 30.0, work)

@@ -39,7 +39,9 @@ class OneSlice:
         self.view.slices[INDEX, 0].add(snapshot, -1)
         return snapshot
 
-    def read(self, limit: int, after: bytes = b"", **changes: Any) -> ReadReply:
+    def read(
+        self, limit: int, after: bytes = b"", kind: type[ReadMessage] = ReadMessage, **changes: Any
+    ) -> ReadReply:
         settings: dict[str, Any] = {"index": INDEX, "number": 5, "incarnation": 0}
         settings |= {
             "slices": [0],
@@ -51,7 +53,7 @@ class OneSlice:
         }
 
         async def whole() -> ReadReply:
-            return await LocalReader(self.view, 10, TASKS).read(ReadMessage(**settings).request())
+            return await LocalReader(self.view, 10, TASKS).read(kind(**settings).request())
 
         return asyncio.run(whole())
 
