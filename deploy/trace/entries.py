@@ -122,9 +122,11 @@ def looked_for(
 
 
 def _looked_for(client: Client, index: str, key: list[Any], document: str) -> ProjectedEntry:
-    page = client.page(index, equals=key, columns=["id"], limit=ROWS_LOOKED_AT)
-    if any(row.id == document for row in page.rows):
-        return ProjectedEntry(key, True)
-    if page.page:
+    looked_at = 0
+    for row in client.scan(index, equals=key, columns=["id"], limit=ROWS_LOOKED_AT + 1):
+        if row.id == document:
+            return ProjectedEntry(key, True)
+        looked_at += 1
+    if looked_at > ROWS_LOOKED_AT:
         return ProjectedEntry(key, None, f"more than {ROWS_LOOKED_AT:,} documents have this key")
     return ProjectedEntry(key, False)

@@ -178,6 +178,7 @@ def _show(client: Client, index: str, selection: dict[str, Any], as_json: bool) 
     if as_json:
         print_json(_document(page))
         return
+    page = _filled(client, index, page, selection.get("limit") or 0)
     shown = [
         [json.dumps(row.key, ensure_ascii=False), row.id, json.dumps(row.include) if row.include else ""]
         + ([row.reason or "valid"] if row.validated is not None else [])
@@ -192,6 +193,17 @@ def _show(client: Client, index: str, selection: dict[str, Any], as_json: bool) 
         out.print(f"{page.validation.get('stale', 0):,} stale rows are left out", style="dim")
     if page.page is not None:
         out.print("there are more rows: raise --limit, or --all", style="dim")
+
+
+def _filled(client: Client, index: str, page: Page, limit: int) -> Page:
+    """A page with so many rows, if there are, of the pages behind it: rows that are large come on several.
+    (Of validated rows some were left out, and are not made up for.)"""
+    rows = list(page.rows)
+    while page.page is not None and len(rows) < limit and page.validation is None:
+        page = client.page(index, page=page.page)
+        rows += page.rows
+    further = page.page if len(rows) <= limit else "more"
+    return msgspec.structs.replace(page, rows=rows[:limit] if limit else rows, page=further)
 
 
 def _document(answer: Count | Page) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,18 @@ def test_a_table_for_people(node: str) -> None:
     assert "there are more rows" in shown
     assert "there are more rows" not in scan(node, "--equals", '["Bonn", 1]').stdout
     assert "25 entries at snapshot 5" in scan(node, "--equals", "Bonn", "--count").stdout
+
+
+def test_a_table_has_its_rows_though_they_come_on_several_pages() -> None:
+    world = World("CREATE INDEX by_city ON users (city, n) INCLUDE (name)", node_count=1)
+    world.commit(5, {"by_city": PEOPLE})
+    with serving(world.views["n0"], load_settings(scan={"max_page_bytes": 1_024})) as url:
+        page = json.loads(scan(url, "--limit", "60", "--json").stdout)
+        assert page["page"] is not None
+        for limit, shown in ((len(page["rows"]) - 1, None), (60, None), (99, None), (100, 100), (500, 100)):
+            table = scan(url, "--limit", str(limit)).stdout
+            assert len(re.findall(r"u\d{3}", table)) == (shown or limit)
+            assert ("there are more rows" in table) == (shown is None)
 
 
 def test_the_selection(node: str) -> None:
