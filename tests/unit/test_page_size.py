@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from indexer.scan.gather.gather import gather
 from indexer.scan.gather.merging import SliceCursor, share_of
 from indexer.scan.gather.service import ScanService
 from indexer.scan.local.entry_bytes import bytes_of, reaching
@@ -23,6 +24,7 @@ from indexer.scan.peer.messages import (
     encoder,
     read_decoder,
 )
+from indexer.scan.query import rows
 from indexer.scan.query.queries import QueryService
 from indexer.scan.query.request import QueryRequest
 from indexer.scan.request.request import HoldRequest, ScanRequest
@@ -380,3 +382,39 @@ def test_what_is_sorted_is_read_in_blocks_of_bytes_from_the_first_on() -> None:
         assert max(one.paging.room for nodes in made.nodes.values() for _, one in nodes.reads) <= ROOM
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("node_count", [1, 2])
+def test_what_is_sorted_keeps_its_snapshot_from_one_block_to_the_next(
+    node_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where blocks that are read as one end by their bytes."""
+    made = world(200, node_count=node_count)
+    read, joint = list[int](), list[bool]()
+
+    def first_here(nodes: DirectNodes, asked: JointRead) -> JointPage | None:
+        page = nodes.readers[nodes.here].first(asked)
+        joint.append(page is not None)
+        return page
+
+    async def gathered(*how: Any) -> Any:
+        if len(read) == 1:
+            later(made)
+        page = await gather(*how)
+        read.append(len(page.entries))
+        return page
+
+    monkeypatch.setattr(DirectNodes, "first_here", first_here)
+    monkeypatch.setattr(rows, "gather", gathered)
+
+    async def work() -> None:
+        limits = ScanSettings.model_validate({"stream_block_bytes": ROOM})
+        query = QueryService(next(iter(made.services(limits).values())).shared)
+        sql = "SELECT n FROM users WHERE city > 'A' ORDER BY n DESC"
+        answer = json.loads((await query.answer(QueryRequest(sql=sql), never)).body)
+        assert [row[0] for row in answer["rows"]] == list(range(199, -1, -1))
+        assert answer["snapshot"] == 1
+
+    asyncio.run(work())
+    assert any(joint) == (node_count == 1)
+    assert len(read) > 1

@@ -233,6 +233,13 @@ class HoldRegistry:
         if running and not target.in_use:  # the token names those that keep it; later pages only renew
             await asyncio.wait(running, timeout=SECOND_COPY_S)
 
+    async def keep_for_more(self, target: Target, page: Gathered) -> None:
+        """Keep the snapshot of a page behind which there is more, where reading it has not done so: it may
+        end, by its bytes for instance, though slices have nothing more to give, or were read as one. Raises
+        as `keep`."""
+        if page.more and not all(page.leased.get(number) for number in target.nodes):
+            await self.keep(target, page.leased, newest=not target.in_use)
+
     async def _keep_at(
         self,
         target: Target,

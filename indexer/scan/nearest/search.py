@@ -171,6 +171,7 @@ class _Search:
             now = replace(target, timeout_s=target.left_s, in_use=in_use)
             try:
                 page = await gather(now, nodes, after, False, block, 0, settings.stream_block_bytes)
+                await self.shared.holds.keep_for_more(now, page)
                 measured = await self._measured(page.entries, radius)
             except (*UNREADABLE, NotAGeometryError):
                 await examine(now, nodes, after, False, block)

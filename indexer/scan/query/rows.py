@@ -184,6 +184,7 @@ async def sorted_rows(target: Target, shared: Reads, plan: Plan, maker: OutputMa
         now = replace(target, timeout_s=target.left_s, in_use=target.in_use or bool(after))
         try:
             page = await gather(now, shared.nodes, after, False, block, 0, at_once)
+            await shared.holds.keep_for_more(now, page)
             placed = await threads.run(maker.placed, page.entries, threads.pace)
         except UNREADABLE:
             await examine(now, shared.nodes, after, False, block)
