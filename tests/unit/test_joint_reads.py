@@ -206,6 +206,25 @@ def test_few_keys_are_left_to_slices_on_later_pages_too(node: Node, monkeypatch:
         assert (page is not None) == (left > joint.FEW_SPANS), left
 
 
+@pytest.mark.parametrize("in_order", [False, True])
+def test_of_spans_and_of_slices_in_order_no_more_is_read_than_of_one(node: Node, in_order: bool) -> None:
+    """What one has given is no room for the next, also if that is the last that is wanted."""
+    large, number = b"x" * 100_000, 1
+    for slice_number, store in node.stores.items():
+        versions = [
+            Version(b"d%04d" % one, 0, one, entries=((key(f"{one:04}"), large),))
+            for one in range(60 * slice_number, 60 * slice_number + 60)
+        ]
+        store.apply(segments(versions), Applied(Timestamp.of({0: 999}), number, queue_position=number))
+        node.rings[slice_number].add(store.snapshot(), number, node.now)
+        node.rings[slice_number].publish(number, node.now)
+    each = [(key(f"{at:04}"), key(f"{at + 60:04}")) for at in (0, 60, 120)]
+    spans = [(b"", None)] if in_order else each
+    fits = reads_of(node).first(asked(number, spans=spans, in_order=in_order, count=80))
+    assert keys_of(fits) == list(range(80))
+    assert reads_of(node).first(asked(number, spans=spans, in_order=in_order, count=100)) is None
+
+
 def test_spans_with_large_rows_are_left_to_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """No more of them is copied than may be: a page may want one of a thousand."""
     large, number = b"x" * 100_000, 1

@@ -152,11 +152,13 @@ class JointReads:
             entries += found[0]
             read.update(found[1])
             replies.update(found[2])
-            if len(entries) >= asked.count:
+            full = len(entries) >= asked.count
+            if not full or len(entries) > len(found[0]):  # (what is read at once has its own bound)
+                room = _left(room, found[0])
+            if full:
                 break
             if sum(read.values()) - len(entries) > IN_VAIN:
                 return None
-            room = _left(room, found[0])
         return entries, read, replies
 
     def _read(self, asked: JointRead, slices: tuple[int, ...], count: int) -> _Found | None:
@@ -266,9 +268,11 @@ def _one_after_the_other(
             return None
         entries = entries + found[0] if entries else found[0]
         read = [*map(add, read, found[1])]
-        if len(entries) >= count:
+        full = len(entries) >= count
+        if not full or len(entries) > len(found[0]):  # (as above)
+            room = _left(room, found[0])
+        if full:
             break
-        room = _left(room, found[0])
     return entries, read
 
 
