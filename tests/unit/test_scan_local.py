@@ -274,3 +274,20 @@ def test_a_lease_request_says_what_is_missing() -> None:
     assert reader.lease(LeaseRequest(INDEX, 5, 0, [0], 1_000, False)).missing == []
     assert reader.lease(LeaseRequest(INDEX, 4, 0, [0], 1_000, False)).missing == [0]
     reader.close()
+
+
+def test_what_is_examined_is_looked_at_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that was asked for is, however large it is, which may be more than was read."""
+    node, threads, rows_of = OneSlice(), set[int](), FakeSnapshot.rows_of
+
+    def noted(snapshot: FakeSnapshot, *how: Any) -> Any:
+        threads.add(threading.get_ident())
+        return rows_of(snapshot, *how)
+
+    monkeypatch.setattr(FakeSnapshot, "rows_of", noted)
+    node.read(2)
+    assert threads == {threading.get_ident()}
+    threads.clear()
+    node.read(2, examine=True)
+    assert threads
+    assert threading.get_ident() not in threads

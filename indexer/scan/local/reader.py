@@ -384,7 +384,7 @@ def is_short(request: ReadRequest) -> bool:
     """Whether the read is done faster than a thread is asked to do it, as far as can be told."""
     span, paging, shape = request.span, request.paging, request.shape
     tests, keys = shape.filter or shape.distinct or paging.skip, shape.keys
-    if shape.task or (keys and shape.examine):
+    if shape.task or shape.examine:
         return False
     if paging.limit and not sifts(tests, keys, (high for _, high in span.spans)):
         seeks = SEEK_ROWS * max(0, len(span.spans) - 1)  # the first one is in the measure of `INLINE_ROWS`
