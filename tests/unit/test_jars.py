@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -25,6 +24,7 @@ from deploy.jars import (
     jars_folder,
     proxy_options,
 )
+from tests.waiting import LIMIT_S, wait_for
 
 
 def whole(folder: Path) -> Path:
@@ -102,16 +102,19 @@ def test_a_failed_download_says_what_to_do_and_leaves_nothing_half(
 
 def test_a_killed_fetch_takes_ivy_with_it(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mirror:  # accepts, and never answers
-        mirror.settimeout(30)
+        mirror.settimeout(LIMIT_S)
         url = f"http://127.0.0.1:{mirror.getsockname()[1]}/"
         env = {**os.environ, "KEYTIDE_CACHE": str(tmp_path), "KEYTIDE_MAVEN_URL": url}
         command = [sys.executable, "-m", "deploy.jars"]
         with subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) as fetcher:
-            asking, _ = mirror.accept()
-            (ivy,) = psutil.Process(fetcher.pid).children()
-            fetcher.send_signal(signal.SIGKILL)
+            try:
+                asking, _ = mirror.accept()
+                (ivy,) = psutil.Process(fetcher.pid).children()
+            finally:  # where nobody asked in time, the fetcher would be waited for without an end
+                fetcher.send_signal(signal.SIGKILL)
         with asking:
-            deadline = time.monotonic() + 20
-            while ivy.is_running() and ivy.status() != psutil.STATUS_ZOMBIE:
-                assert time.monotonic() < deadline, "Ivy goes on without its parent"
-                time.sleep(0.02)
+            wait_for(
+                lambda: not ivy.is_running() or ivy.status() == psutil.STATUS_ZOMBIE,
+                "Ivy to end with its parent",
+                20,
+            )
