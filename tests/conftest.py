@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -97,11 +97,23 @@ def folds() -> Iterator[FoldWorker]:
     worker.close()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Without collections of garbage: modules and tests stay, and are much to look through each time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not any(".py" in argument for argument in config.args):  # who names a file wants it
-        config.hook.pytest_deselected(items=[item for item in items if not has_turn(item.path)])
-        items[:] = [item for item in items if has_turn(item.path)]
-    items.sort(key=place)
+        turns = {file: has_turn(file) for file in {item.path for item in items}}
+        config.hook.pytest_deselected(items=[item for item in items if not turns[item.path]])
+        items[:] = [item for item in items if turns[item.path]]
+    places = {file: place(file) for file in {item.path for item in items}}
+    items.sort(key=lambda item: places[item.path])
     for item in items if slowness() > 1 else ():
         marker = item.get_closest_marker("timeout")
         limit = float(marker.args[0] if marker else config.getini("timeout"))
@@ -123,13 +135,13 @@ def has_turn(file: Path) -> bool:
     return not takes_turns or share.has_turn(TAKE_TURNS.index(name))
 
 
-def place(item: pytest.Item) -> int:
-    """Where a test stands in the order: those that read the whole repository come first and together, then
-    tests of files that are not listed, as they were."""
-    name = item.path.stem.removeprefix("test_")
-    if item.path.parent.name == "unit" and name in OF_THE_REPOSITORY:
+def place(file: Path) -> int:
+    """Where the tests of a file stand in the order: those that read the whole repository come first and
+    together, then files that are not listed, as they were."""
+    name = file.stem.removeprefix("test_")
+    if file.parent.name == "unit" and name in OF_THE_REPOSITORY:
         return -2
-    listed = item.path.parent.name in ("integration", "browser") and name in LONGEST_FIRST
+    listed = file.parent.name in ("integration", "browser") and name in LONGEST_FIRST
     return LONGEST_FIRST.index(name) if listed else -1
 
 
