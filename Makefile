@@ -21,7 +21,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q --durations=
 FAST := tests/unit tests/property tests/simulation
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jars archive lint check test demo up hosts bench soak site reference performance requirements format clean
+.PHONY: help setup jars archive lint style types check fast test demo up hosts bench soak site reference performance requirements format clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -50,14 +50,22 @@ jars: $(STAMP)
 archive: jars
 	@$(BIN)/python -m deploy.archive >/dev/null
 
-lint: $(STAMP)
+lint: style types
+
+style: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+types: $(STAMP)
+	$(BIN)/mypy
+
+# Types beside tests: mypy has one thread, and where it begins anew (a clone, a new release of it) a minute's work.
+check: style
+	@$(MAKE) --no-print-directory --jobs 2 types fast
+
 # Of what is generated, a share (tests/share.py); `make test` has a larger one, `make soak` all of it.
-check: lint
+fast: $(STAMP)
 	$(PYTEST) -n 4 --dist worksteal -m "not slow" $(FAST)
 
 test: lint archive
