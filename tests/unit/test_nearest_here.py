@@ -46,7 +46,9 @@ class Here:
         self, statement: str, srid: int, places: dict[str, Answer], keep: Keep | None = None
     ) -> None:
         splits = ", ".join(map(str, SPLITS[srid]))
-        self.srid, self.places = srid, places
+        self.places, self.frame = places, frame_of(srid)
+        self.geometries = {id_: geometry_of(place, self.frame) for id_, place in places.items()}
+        self._away: dict[tuple[float, ...], dict[str, float]] = {}
         self.world = World(statement.format(srid=f"srid={srid}", splits=splits), node_count=1)
         if keep is not None:
             self.world.keep = keep
@@ -73,11 +75,17 @@ class Here:
 
         return asyncio.run(main())
 
+    def away(self, place: Sequence[float]) -> dict[str, float]:
+        """How far each document is from a point, measured one by one."""
+        if (measured := self._away.get(tuple(place))) is None:
+            here = point(place[0], place[1], self.frame)
+            measured = {id_: distance(one, here) for id_, one in self.geometries.items()}
+            self._away[tuple(place)] = measured
+        return measured
+
     def check(self, place: Sequence[float], limit: int, answer: Answer) -> None:
         """See that an answer is that of all documents."""
-        frame = frame_of(self.srid)
-        here = point(place[0], place[1], frame)
-        away = {id_: distance(geometry_of(one, frame), here) for id_, one in self.places.items()}
+        away = self.away(place)
         expected = sorted((far, id_) for id_, far in away.items())[:limit]
         given = answer["rows"]
         told = [row["distance"] for row in given]
