@@ -16,6 +16,7 @@ from indexer.scan.gather.gather import gather
 from indexer.scan.gather.merging import SliceCursor, share_of
 from indexer.scan.gather.service import ScanService
 from indexer.scan.local.entry_bytes import bytes_of, reaching
+from indexer.scan.local.joint import LARGE_MS
 from indexer.scan.peer.messages import (
     JointPage,
     JointRead,
@@ -270,9 +271,11 @@ def test_pages_of_a_held_snapshot_end_early_too() -> None:
 
 @pytest.mark.parametrize("room", [ROOM, 1_024, 2 * LOOKED_AT_BYTES])
 def test_what_is_read_as_one_is_bounded_too(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than some megabytes is not read as one, nor tried again of the same snapshot."""
+    """More than some megabytes is not read as one, nor soon tried again of the same snapshot."""
     large = room > LOOKED_AT_BYTES
     made = world(60, 400_000 if large else LARGE, node_count=1)
+    clock = [1_000_000]
+    made.now = lambda: clock[0]
     read, tried, first = list[JointPage | None](), [0], FakeJoint.first
 
     def first_here(nodes: DirectNodes, asked: JointRead) -> JointPage | None:
@@ -290,10 +293,13 @@ def test_what_is_read_as_one_is_bounded_too(room: int, monkeypatch: pytest.Monke
         found = await pages(services, limit=50)
         assert ids(found) == [f"d{at:04}" for at in range(60)]
         assert len(found) == (2 if large else 60 * LARGE // ROOM if room == ROOM else 60)
+        assert tried[0] == (1 if large else len(read))
+        clock[0] += LARGE_MS
+        await services[0].scan("by_city", ScanRequest(limit=50), never)
+        assert tried[0] == (2 if large else len(read))
 
     run(work, made, room)
     assert {page is None for page in read} == {large}
-    assert tried[0] == 1 if large else tried[0] == len(read)
 
 
 # --- validated pages --------------------------------------------------------------------------------------

@@ -46,6 +46,9 @@ MOST_SEEKS: Final = 512
 """Spans of a slice each: some 2 ms."""
 IN_VAIN: Final = 4_000
 """Rows that are looked at in slices one after the other, beside those that are found: a few milliseconds."""
+LARGE_MS: Final = 1_000
+"""For so long no page of a snapshot is tried that has as many rows as one that was too large: the next ones
+of the same scan will be, too; those of others are read more slowly meanwhile."""
 
 _Found = tuple[list[Entry], dict[int, int], Mapping[int, SliceReply]]
 """The first three of `JointPage`."""
@@ -78,7 +81,7 @@ class JointReads:
         self._leases = leases
         self._now = now
         self._known: dict[_Key, _LookedUp] = {}
-        self._large: dict[_Key, int] = {}
+        self._large: dict[_Key, tuple[int, int]] = {}  # (rows, until, ms)
 
     def first(self, asked: JointRead) -> JointPage | None:
         """The first entries; None when they are to be read slice by slice.
@@ -94,7 +97,7 @@ class JointReads:
         if asked.keys and len(asked.spans) <= FEW_SPANS:
             return None  # a slice reads no row of another key, each of which may be long
         key = (asked.index, asked.slices, asked.number, asked.incarnation)
-        if self._large and asked.count >= self._large.get(key, MOST_ROWS):
+        if self._large and asked.count >= self._too_many(key):
             return None
         try:
             if asked.in_order:
@@ -104,7 +107,7 @@ class JointReads:
         except LargeRowsError:  # as many are not tried again: half of them would be read in vain
             while len(self._large) >= REMEMBERED:
                 del self._large[next(iter(self._large))]
-            self._large[key] = asked.count
+            self._large[key] = (asked.count, self._now() + LARGE_MS)
             return None
         if found is None:
             return None
@@ -123,6 +126,14 @@ class JointReads:
             )
         )
         return JointPage(entries, read, replies, leased)
+
+    def _too_many(self, key: _Key) -> int:
+        """Rows that were too large together a moment ago."""
+        count, until = self._large.get(key, (MOST_ROWS, 0))
+        if until <= self._now():
+            self._large.pop(key, None)
+            return MOST_ROWS
+        return count
 
     def within(self, asked: JointSpans) -> JointPage | None:
         """One entry at least of each document that has some in these spans; None when they are many, or to be
