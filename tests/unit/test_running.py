@@ -50,7 +50,7 @@ def test_long_files_come_first_and_new_ones_before_them() -> None:
     ]
     assert collected(items, "tests/integration/test_stalls.py") == []
     assert "".join(one.name for one in items) == "efdbca"
-    assert place(item("unit/test_gateway.py")) == -1, "another file of that name"
+    assert place(TESTS / "unit/test_gateway.py") == -1, "another file of that name"
 
 
 def test_files_take_turns_unless_one_is_named() -> None:
@@ -58,9 +58,8 @@ def test_files_take_turns_unless_one_is_named() -> None:
     everything = list(items)
     left_out = collected(items, "tests/integration", "tests/browser")
     assert [one.path for one in left_out] == [one.path for one in everything if not has_turn(one.path)]
-    assert [one.path for one in items] == [
-        one.path for one in sorted(everything, key=place) if has_turn(one.path)
-    ]
+    files = sorted((one.path for one in everything), key=place)
+    assert [one.path for one in items] == [file for file in files if has_turn(file)]
 
 
 def test_a_slow_machine_has_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
