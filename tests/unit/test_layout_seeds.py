@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -271,6 +272,7 @@ DOCUMENTS = [
 DOCUMENTS += [{"age": 7}, {"city": 5, "age": "x"}]
 
 
+@cache
 def index_of(keys: str, partition: str, slices: int) -> IndexRecord:
     number = "partitions" if "SUBPARTITION" in partition else "slices"
     options = "" if "SPLIT" in partition or "SLICES (" in partition else f"WITH ({number}={slices})"
@@ -283,6 +285,7 @@ def index_of(keys: str, partition: str, slices: int) -> IndexRecord:
     return IndexRecord("i-9", made, "BUILDING", 1, [["n1"]] * made.slices, "b9", 0, splits=splits)
 
 
+@cache
 def entries_of(definition: IndexDefinition) -> tuple[list[bytes], Any]:
     ids = [b"d%d" % number for number in range(len(DOCUMENTS))]
     values = [json.dumps(one).encode() for one in DOCUMENTS]
