@@ -77,6 +77,8 @@ from tests.structure_kit import as_stored
 KEPT = 2
 KEYSPACE = "users"
 SECRET = "5e" * 32
+PATIENT_MS = 60_000
+"""How long requests wait that do not say it: a machine may be busy."""
 
 
 older_decoder = msgspec.msgpack.Decoder(ReadMessage)
@@ -541,7 +543,7 @@ class World:
 
     def services(self, settings: ScanSettings | None = None) -> dict[str, ScanService]:
         """An endpoint per node; call it on the event loop. `nodes` keeps what they ask each other."""
-        settings = settings or ScanSettings.model_validate({})
+        settings = settings or ScanSettings.model_validate({"default_timeout_ms": PATIENT_MS})
         readers = {
             name: LocalReader(
                 view,

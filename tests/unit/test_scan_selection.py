@@ -29,7 +29,7 @@ from keytide.collation import Span, encode_key
 from keytide.definition.expression import Comparison, DocumentId, In, Literal, Path, Predicate
 from keytide.errors import CallerError
 from keytide.settings.settings import ScanSettings
-from tests.unit.scan_world import Doc, World, definition_of
+from tests.unit.scan_world import PATIENT_MS, Doc, World, definition_of
 from tests.unit.test_scan_service import (
     BY_CITY,
     ByNode,
@@ -347,7 +347,7 @@ def test_a_count_of_many_rounds_ends_though_the_world_moves_on(distinct: bool) -
                 world.commit(next(numbers), {"i": documents})
 
         with mock.patch.object(nodes, "read", moving), mock.patch.object(gathering, "COUNT_BLOCK", 8):
-            answer = await ask_count(services["n0"], "i", low=[0], distinct=distinct, timeout_ms=2_000)
+            answer = await ask_count(services["n0"], "i", low=[0], distinct=distinct, timeout_ms=PATIENT_MS)
         assert (answer["count"], answer["snapshot"]) == (200, 10)
         # What is known without a second round keeps nothing.
         await ask_count(services["n1"], "i")
