@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from indexer.store.files.external_sort import BLOCK_ROWS, SortedRuns
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import ApplyResult, Counts
 from indexer.store.lmdb.base import Base
-from indexer.store.lmdb.external_sort import BLOCK_ROWS, SortedRuns
 from indexer.store.lmdb.store import LmdbSliceStore
 from keytide.wire.messages import Skip
 from tests.store_kit import Version, all_rows, chunks, key, lmdb_store, removals, state

@@ -24,9 +24,9 @@ from typing import Any
 import lmdb
 import numpy as np
 
+from indexer.store.files.external_sort import SortedRuns
 from indexer.store.formats.records import HEADER_BYTES, PUT, pack_headers, pack_record, unpack_record
 from indexer.store.interface import Row
-from indexer.store.lmdb.external_sort import SortedRuns
 from indexer.store.lmdb.levels import Level
 from indexer.store.lmdb.writing import Writer
 from indexer.store.resolve.bloom_filter import IdFilter
