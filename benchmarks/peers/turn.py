@@ -187,9 +187,14 @@ def range_figures(found: Mapping[str, float]) -> dict[str, float]:
 
 
 def get(connection: http.client.HTTPConnection, path: str) -> bytes:
-    """What a peer answers."""
+    """What a peer answers. Java's server closes a connection that nothing comes by for half a minute, and on
+    a busy machine the topic is filled for longer: then another one is made, and the same is asked again."""
     connection.request("GET", path)
-    response = connection.getresponse()
+    try:
+        response = connection.getresponse()
+    except ConnectionResetError:
+        connection.request("GET", path)
+        response = connection.getresponse()
     answer = response.read()
     invariant(response.status == 200, "BenchmarkPeer", f"{path}: {answer[:300].decode(errors='replace')}")
     return answer

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import subprocess
+import threading
 from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,6 +15,7 @@ import pytest
 from benchmarks.peers import comparing, kafka_streams, postgresql, quix_streams
 from benchmarks.peers.comparing import Contender, peers, size_suffix
 from benchmarks.peers.spread import NAMES, Spread, figures_of, ratios, spreads, table
+from benchmarks.peers.turn import get
 from deploy.jars import JarsError
 from deploy.java import Java
 from keytide.errors import RetryableError
@@ -170,3 +174,32 @@ def test_where_it_cannot_be_installed_quix_streams_says_how_and_leaves_nothing_h
     assert f"pip install {quix_streams.PACKAGE}" in said
     assert "\n" not in said
     assert list((tmp_path / "peers").iterdir()) == []
+
+
+def test_a_connection_that_a_peer_has_closed_meanwhile_is_made_anew() -> None:
+    """Each answer is the last one of its connection, and does not say so."""
+
+    class Closing(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "4")
+            self.end_headers()
+            self.wfile.write(b"true")
+            self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Closing)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    try:
+        assert [get(connection, "/ready") for _ in range(3)] == [b"true"] * 3
+    finally:
+        connection.close()
+        server.shutdown()
+        thread.join()
+        server.server_close()
