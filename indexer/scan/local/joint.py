@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from operator import add, gt, lt
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from msgspec import structs
 
@@ -54,6 +54,7 @@ _Found = tuple[list[Entry], dict[int, int], Mapping[int, SliceReply]]
 """The first three of `JointPage`."""
 _Key = tuple[str, tuple[int, ...], int, int]
 """(index, slices, number, incarnation)."""
+_T = TypeVar("_T")
 
 
 class _LookedUp(NamedTuple):
@@ -65,6 +66,13 @@ class _LookedUp(NamedTuple):
     replies: Mapping[int, SliceReply]
     catalog: Catalog
     offset: int
+
+
+def _remember(known: dict[_Key, _T], key: _Key, value: _T) -> None:
+    """Add what is known of a snapshot; what was added first is forgotten."""
+    while len(known) >= REMEMBERED:
+        del known[next(iter(known))]
+    known[key] = value
 
 
 class JointReads:
@@ -105,9 +113,7 @@ class JointReads:
             else:
                 found = self._read(asked, asked.slices, asked.count)
         except LargeRowsError:  # as many are not tried again: half of them would be read in vain
-            while len(self._large) >= REMEMBERED:
-                del self._large[next(iter(self._large))]
-            self._large[key] = (asked.count, self._now() + LARGE_MS)
+            _remember(self._large, key, (asked.count, self._now() + LARGE_MS))
             return None
         if found is None:
             return None
@@ -242,10 +248,9 @@ class JointReads:
         replies = {
             one: SliceReply(one, number, first, [], True, 0, False, number, incarnation) for one in slices
         }
-        while len(self._known) >= REMEMBERED:
-            del self._known[next(iter(self._known))]
-        self._known[key] = _LookedUp(snapshot, record.definition.structure, replies, catalog, offset)
-        return self._known[key]
+        found = _LookedUp(snapshot, record.definition.structure, replies, catalog, offset)
+        _remember(self._known, key, found)
+        return found
 
 
 def _spans_ahead(asked: JointRead) -> list[tuple[bytes, bytes | None]]:

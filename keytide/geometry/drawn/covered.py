@@ -39,6 +39,8 @@ _PIECES: Final = 16
 """Of a long edge, at most."""
 _TOGETHER: Final = 250_000
 """Pairs of edges, at most, that are looked at together: some dozens of MB."""
+_FLAT: Final = 1e-300
+"""What runs along an edge comes no nearer to it: this near, at most."""
 
 
 def parts_of(shape: Shape, dimension: int) -> Shape:
@@ -242,7 +244,3 @@ def _stretches(start: Floats, along: Floats, others: Floats) -> tuple[Floats, Fl
     return np.where(beside_it, np.minimum(low, since), low), np.where(
         beside_it, np.maximum(high, until), high
     )
-
-
-_FLAT: Final = 1e-300
-"""What runs along an edge comes no nearer to it: this near, at most."""
