@@ -22,7 +22,7 @@ import typer
 from keytide.cli.nodes import reader
 from keytide.cli.options import DEFAULT_DATA_DIR, AtLeast, DataDir, Json, Tip, Url, check_alone
 from keytide.cli.output import err, friendly_errors, out, print_json, rows_progress, table
-from keytide.client import Client, Count, Page, TypeChangedError
+from keytide.client import Client, Count, Page, Row, TypeChangedError
 from keytide.errors import CallerError
 from keytide.http.loose_json import BrokenJsonError, json_or_text
 
@@ -178,32 +178,31 @@ def _show(client: Client, index: str, selection: dict[str, Any], as_json: bool) 
     if as_json:
         print_json(_document(page))
         return
-    page = _filled(client, index, page, selection.get("limit") or 0)
+    rows, more = _all_asked_for(client, index, page, selection.get("limit") or len(page.rows))
     shown = [
         [json.dumps(row.key, ensure_ascii=False), row.id, json.dumps(row.include) if row.include else ""]
         + ([row.reason or "valid"] if row.validated is not None else [])
         + ([f"{row.distance:,.1f}"] if row.distance is not None else [])
-        for row in page.rows
+        for row in rows
     ]
-    measured = any(row.distance is not None for row in page.rows)
+    measured = any(row.distance is not None for row in rows)
     columns = ["key", "id", "include", "distance" if measured else "validated"]
     columns = columns[: len(shown[0]) if shown else 3]
     table(f"{index} at snapshot {page.snapshot}", columns, shown)
     if page.validation is not None:
         out.print(f"{page.validation.get('stale', 0):,} stale rows are left out", style="dim")
-    if page.page is not None:
+    if more:
         out.print("there are more rows: raise --limit, or --all", style="dim")
 
 
-def _filled(client: Client, index: str, page: Page, limit: int) -> Page:
-    """A page with so many rows, if there are, of the pages behind it: rows that are large come on several.
-    (Of validated rows some were left out, and are not made up for.)"""
+def _all_asked_for(client: Client, index: str, page: Page, limit: int) -> tuple[list[Row], bool]:
+    """So many rows, if there are, of a page and those behind it, for rows that are large come on several; and
+    whether there are more. (Of validated rows some were left out, and are not made up for.)"""
     rows = list(page.rows)
     while page.page is not None and len(rows) < limit and page.validation is None:
         page = client.page(index, page=page.page)
         rows += page.rows
-    further = page.page if len(rows) <= limit else "more"
-    return msgspec.structs.replace(page, rows=rows[:limit] if limit else rows, page=further)
+    return rows[:limit], page.page is not None or len(rows) > limit
 
 
 def _document(answer: Count | Page) -> dict[str, Any]:

@@ -141,7 +141,7 @@ class Reader:
         offsets = {p: offset for p, (offset, _) in places.items()}
         rows = [_found(row) for row in page.rows]
         pages = 1
-        while page.page is not None and chosen.limit is None:
+        while page.page is not None and (chosen.limit is None or len(rows) < chosen.limit):
             if sort == "slow pages" and pages < 8:
                 self._run.pause(chance.uniform(0.2, 1.5))
             page = client.page(target.name, page=page.page)
@@ -151,6 +151,8 @@ class Reader:
                 self._run.fail(
                     f"{target.name}: a page came from snapshot {page.snapshot}, not {snapshot} (Stable)"
                 )
+        if pages > 1:  # (a page may end sooner, by its bytes: the last one may have more than were wanted)
+            rows = rows[: chosen.limit]
         self._run.count(scans=1, pages=pages, rows=len(rows))
         self._went_back(target, seen, offsets, "a session")
         self._went_back(

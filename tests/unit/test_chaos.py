@@ -17,6 +17,7 @@ from keytide.client import Client
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.errors import CallerError, KeytideError, RetryableError
 from keytide.geometry import Frame, NotAGeometryError, QueryShape, distance, envelope, geometry_of, point
+from keytide.settings.settings import load_settings
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 from tests.chaos import driver, reading, scene, spatial
 from tests.chaos.reading import Reader
@@ -27,6 +28,8 @@ from tests.chaos.spatial import NO_COORDINATES, NO_GEOMETRIES
 from tests.chaos.truncating import Cut, batches, cut
 from tests.chaos.truth import Lines, Row, Selection, difference, ledger_difference, row_text
 from tests.oracle import MISSING, compare
+from tests.unit.scan_world import Doc, World
+from tests.unit.test_api import serving
 
 SHAPE = SHAPES["city_n"]
 ALL = Selection()
@@ -257,6 +260,25 @@ def test_a_node_that_cannot_answer_yet_is_asked_again(monkeypatch: pytest.Monkey
     assert made.look("after all") == 1.5
     with pytest.raises(RetryableError, match="away"):
         looking(monkeypatch, *away, None).look("after all", 0.0)
+
+
+def test_a_reader_takes_all_that_it_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page may have fewer rows than its limit, for it may end by its bytes."""
+    world = World("CREATE INDEX by_city ON users (city, n)", node_count=1)
+    world.commit(5, {"by_city": [Doc(["Bonn", n], f"u{n:03}") for n in range(100)]})
+    run = Run("http://127.0.0.1:1", "127.0.0.1:1", "keytide", 7)
+    found: list[int] = []
+    monkeypatch.setattr(
+        Reader, "_compare", lambda _reader, _target, _chosen, rows, *_: found.append(len(rows))
+    )
+    with (
+        serving(world.views["n0"], load_settings(scan={"max_page_bytes": 1_024})) as url,
+        Client(url) as client,
+    ):
+        assert len(client.page("by_city", limit=70).rows) < 70
+        for limit in (1, 20, 70, None):
+            Reader(run, 1)._scan(client, TARGET, "scan", Selection(limit=limit))
+    assert found == [1, 20, 70, 100]
 
 
 def test_what_is_wrong_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
