@@ -525,6 +525,7 @@ def expected_rows(select: Select, held: dict[str, Document], statement: str) -> 
             elif output.operand is None:
                 values.append(len(members))
             else:
+                assert output.function == "sum", "what else is asked for, this model must learn"
                 numbers = [row[column] for row in members if naive.is_number(row[column])]
                 column += 1
                 values.append(sum(map(Fraction, numbers)) if numbers else None)

@@ -23,7 +23,8 @@ FRAMEWORK = {
     405: "The route does not take the method.",
 }
 """What no class of ours stands for: status -> what it means."""
-BASE = "KeytideError"
+MOST_MAKERS = 8
+"""Modules that are named; of an error that more than these raise, its class's is."""
 
 
 class Family(NamedTuple):
@@ -72,23 +73,41 @@ def _status(name: str, known: dict[str, tuple[Family, str]]) -> int:
 def errors() -> list[Error]:
     """All of them, by type; a type that several places raise comes once for each text."""
     known = families()
+    made = _makers()
     found = {
-        Error(family.kind, _status(name, known), family.text, where)
+        Error(family.kind, _status(name, known), family.text, _shown(made.get(name, {where}), where))
         for name, (family, where) in known.items()
         if family.kind and _status(name, known)
     }
     for path in sources(PRODUCT):
         for node in nodes(path, ast.Call):
             if isinstance(node.func, ast.Name):
-                found |= {Error(*said, named(path)) for said in _called(node, known)}
+                found |= {Error(*said, named(path) + "`") for said in _called(node, known)}
     return sorted(found | {_of_framework(status) for status in FRAMEWORK})
+
+
+def _makers() -> dict[str, set[str]]:
+    """Classes by name: the modules that make one. (Where a type is named in the call, that has a row of its
+    own.)"""
+    found: dict[str, set[str]] = {}
+    for path in sources(PRODUCT):
+        for node in nodes(path, ast.Call):
+            if isinstance(node.func, ast.Name) and all(word.arg != "problem_type" for word in node.keywords):
+                found.setdefault(node.func.id, set()).add(named(path))
+    return found
+
+
+def _shown(makers: set[str], where: str) -> str:
+    if len(makers) > MOST_MAKERS:
+        return f"{where}`, by {len(makers)} modules"
+    return "`, `".join(sorted(makers)) + "`"
 
 
 def _of_framework(status: int) -> Error:
     """What the framework refuses, as the servers name it."""
     request = Request({"type": "http", "method": "GET", "path": "/", "headers": []})
     kind = http_problems.plain(request, HTTPException(status), "")["type"]
-    return Error(kind, status, FRAMEWORK[status], "keytide/serving/problems.py")
+    return Error(kind, status, FRAMEWORK[status], "keytide/serving/problems.py`")
 
 
 def _called(node: ast.Call, known: dict[str, tuple[Family, str]]) -> list[tuple[str, int, str]]:
@@ -118,5 +137,5 @@ def _text(node: ast.expr) -> str:
 
 def page() -> str:
     """docs/reference/errors.md."""
-    rows = [(f"`{one.kind}`", str(one.status), one.text, f"`{one.where}`") for one in errors()]
+    rows = [(f"`{one.kind}`", str(one.status), one.text, f"`{one.where}") for one in errors()]
     return document("Errors", INTRODUCTION, table(("type", "status", "what it says", "raised in"), rows))

@@ -33,6 +33,7 @@ from indexer.view import DoubtfulReadError, ReadableSnapshot
 from keytide.collation import encode_key
 from keytide.definition.binding import Binding
 from keytide.errors import CallerError
+from keytide.query.parse.expressions import FUNCTIONS
 from tests.spans_by_rows import SpansByRows
 from tests.store_kit import Version, lmdb_store, rows_of, segment, state
 from tests.unit.scan_world import Doc, FakeSnapshot, World, definition_of
@@ -217,6 +218,12 @@ def test_sums_are_of_any_size_and_do_not_overflow_in_between() -> None:
 def test_what_is_refused(endpoint: Endpoint, body: dict[str, Any], kind: str, said: str) -> None:
     document = problem(endpoint.post(AGGREGATE, **body), 422, kind)
     assert said in document["detail"]
+
+
+def test_names_of_functions_have_underscores_and_digits_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FUNCTIONS, "TOP_2", "top_2")
+    binding = Binding(definition_of("CREATE INDEX i ON users (a)"))
+    assert [one.name for one in plan_of(["top_2(a)"], (), binding).functions] == ["top_2(a)"]
 
 
 def test_too_many_groups_are_refused_with_what_to_do() -> None:

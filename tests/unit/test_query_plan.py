@@ -15,6 +15,7 @@ from keytide.definition.render import render_predicate
 from keytide.definition.sql import ExpressionReader
 from keytide.definition.statement import CreateIndex, parse_statement
 from keytide.definition.values import Dialect
+from keytide.query.parse.expressions import FUNCTIONS
 from keytide.query.parse.normal import FALSE, TRUE, normal
 from keytide.query.parse.statement import parse_query
 from keytide.query.plan import implication
@@ -481,6 +482,15 @@ def test_what_is_wrong_is_said_with_its_place(text: str, reason: str, under: str
     shown, marks = caught.value.caret.split("\n")
     assert shown[marks.index("^") :].startswith(under[:1])
     assert text[caught.value.column - 1 :].startswith(under[: marks.count("^")])
+
+
+@pytest.mark.parametrize(
+    "name", ["BOOL_AND", "NUMBERS"]
+)  # one that the parser knows by another name, and one of ours
+def test_an_aggregate_that_is_new_is_told_where_it_stands(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setitem(FUNCTIONS, name, name.lower())
+    with pytest.raises(InvalidStatementError, match=f"{name} cannot stand here"):
+        parse_query(f"SELECT {name}(a) + 1 FROM k")
 
 
 def test_names_positions_and_aliases() -> None:

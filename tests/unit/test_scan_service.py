@@ -323,6 +323,7 @@ def test_at_least_waits_for_the_offsets_and_names_what_is_missing() -> None:
         error = await raises(TimestampNotReachedError, ask(services["n0"], at_least={1: 7}, timeout_ms=20))
         assert (error.status, error.problem_type) == (504, "timestamp-not-reached")
         assert "offset 7 of partition 1" in error.message
+        assert "offset 7 of partition 1" in error.extra["waited_for"][0]
         scan = await waiting(ask(services["n0"], at_least={1: 7}, explain=True), world.views["n0"])
         looks = world.views["n0"].looks
         world.commit(11, {"by_city": people(5)}, offsets={0: 100, 1: 6})

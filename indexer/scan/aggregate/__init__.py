@@ -1,5 +1,6 @@
 """Counts, sums, extremes by group: partial ones from each slice, near the data. Pure.
 
 They are put together by `indexer.scan.gather.aggregates`. A new function begins with its name in
-`keytide.query.parse.expressions`, and goes by `slice` and `accumulators` to that.
+`keytide.query.parse.expressions`, and goes by `slice`, `columns` (many values at once) and `accumulators` to
+that.
 """

@@ -25,7 +25,7 @@ from keytide.query.parse.expressions import FUNCTIONS, AggregateName
 MAX_FUNCTIONS: Final = 64
 """Functions, and expressions to group by, in one request: above any report, below what would hurt."""
 
-_BEGINNING: Final = re.compile(r"([a-z]++)\s*+(\(\s*+(distinct\b)?)?", re.IGNORECASE)
+_BEGINNING: Final = re.compile(r"([a-z][a-z0-9_]*+)\s*+(\(\s*+(distinct\b)?)?", re.IGNORECASE)
 
 
 class AggregateFunction(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):

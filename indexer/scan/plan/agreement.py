@@ -184,6 +184,7 @@ class Agreement:
         raise TimestampNotReachedError(
             f"waited {self._deadline.waited_ms} ms for {lacking}",
             next_step="try again, or allow more with timeout_ms; `keytide status` says who is behind",
+            waited_for=self._waited_for,
         )
 
     async def _rebuilt(self, index: Scannable) -> Scannable:

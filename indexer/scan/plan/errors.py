@@ -6,7 +6,7 @@ from keytide.errors import CallerError, RetryableError
 
 
 class TimestampNotReachedError(RetryableError):
-    """The wait for a demanded moment ran out."""
+    """The wait for a demanded moment ran out; `waited_for` has all that was waited for, in order."""
 
     problem_type = "timestamp-not-reached"
     status = 504

@@ -73,12 +73,14 @@ class QueryReader(ExpressionReader):
         return found
 
     def _refusal(self, node: exp.Expr) -> InvalidStatementError:
-        if isinstance(node, exp.AggFunc) and node.sql_name() in FUNCTIONS:
-            return self._error(
-                f"{node.sql_name()} cannot stand here",
-                node,
-                "Aggregates stand by themselves in the list behind SELECT and in ORDER BY.",
-            )
+        if isinstance(node, exp.Func):
+            names = [node.name] if isinstance(node, exp.Anonymous) else node.sql_names()
+            if name := next((one.upper() for one in names if one.upper() in FUNCTIONS), None):
+                return self._error(
+                    f"{name} cannot stand here",
+                    node,
+                    "Aggregates stand by themselves in the list behind SELECT and in ORDER BY.",
+                )
         if isinstance(node, exp.Any):
             return self._error("ANY stands in WHERE, as in 'value' = ANY(tags)", node)
         return super()._refusal(node)
