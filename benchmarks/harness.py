@@ -266,23 +266,6 @@ class Bench:
         os.kill(self.cluster.services[name].pid, signal.SIGCONT)
 
     @contextmanager
-    def at_rest(self) -> Iterator[None]:
-        """All parts but Kafka stand still during the block: idle ones poll, and a peer wants the machine."""
-        names = [name for name, child in self.cluster.services.items() if child.running]
-        for name in names:
-            self.pause(name)
-        try:
-            yield
-        finally:
-            for name in names:
-                self.resume(name)
-
-    def parts(self) -> dict[str, int]:
-        """Process ids of the parts that run, Kafka and this process among them."""
-        pids = {name: child.pid for name, child in self.cluster.services.items() if child.running}
-        return {**pids, "kafka": self.cluster.broker.pid, "benchmark": os.getpid()}
-
-    @contextmanager
     def measured(self, result: Result) -> Iterator[None]:
         """Fill in who used the processor during the block."""
         watch = Watch(self.parts)

@@ -7,7 +7,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -94,8 +94,8 @@ def _table(by_hop: dict[str, dict[str, float]]) -> str:
 
 
 @contextmanager
-def filled(nodes: int, documents: int) -> Iterator[Bench]:
-    with Bench(nodes=nodes) as bench:
+def filled(nodes: int, documents: int, settings: Mapping[str, str] | None = None) -> Iterator[Bench]:
+    with Bench(nodes=nodes, settings=settings) as bench:
         bench.make_topic(TOPIC, PARTITIONS)
         bench.create_index(BY_CITY)
         load(bench.bootstrap, TOPIC, range(documents))

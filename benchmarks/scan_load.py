@@ -1,4 +1,5 @@
-"""Pages of 100 rows for many at once: 1, 4, 16 and 64 connections, Keytide and PostgreSQL in the same run.
+"""Pages of 100 rows for many at once: 1, 4, 16 and 64 connections, of a node alone and of one with scan
+processes, and PostgreSQL in the same run.
 
 Theory of operation
 ===================
@@ -9,6 +10,8 @@ has the same values in columns, with an index that has all that is asked for, an
 *Open loop*: requests are due at a rate, whether those before were answered or not, and what one takes counts
 from when it was due. So what waits in a queue is counted, as users feel it; a closed loop asks less of who is
 slow. A process of its own asks over several connections, each request over the one that is free for longest.
+It asks for half of what 16 connections get in a closed loop, for nine tenths, and for half more than that:
+then a node has to refuse some (503), and what it does answer should take no longer than at its limit.
 
 Everybody's queries begin at one of the same cities, drawn at random.
 """
@@ -42,9 +45,12 @@ from keytide.errors import RetryableError, invariant
 CONNECTIONS: Final = (1, 4, 16, 64)
 SECONDS: Final = 8
 ROWS: Final = 100
-OPEN_CONNECTIONS: Final = 16
-OPEN_SHARE: Final = 0.5
+OPEN_SHARES: Final = (0.5, 0.9, 1.5)
 """Of what 16 connections get in a closed loop."""
+OPEN_CONNECTIONS: Final = 512
+"""More than requests may wait (`http.max_waiting`), so that it is the node that decides about them."""
+PROCESSES: Final = 2
+"""Scan processes of a node that has some: as many as the smallest machine that is measured has cores."""
 _PATH: Final = "/v1/indexes/by_city/scan"
 _WRK: Final = """
 wrk.method = "POST"
@@ -67,21 +73,44 @@ end
 def scan_load(documents: int = MILLION) -> Result:
     """Pages of 100 rows over many connections: how many a second, and how long each takes."""
     result = Result("scan-load", machine=machine_state())
-    result.sizes = {"documents": documents, "rows": ROWS, "seconds": SECONDS, "slices": 8, "nodes": 1}
+    result.sizes = {
+        "documents": documents,
+        "rows": ROWS,
+        "seconds": SECONDS,
+        "slices": 8,
+        "nodes": 1,
+        "scan_processes": PROCESSES,
+    }
     if (wrk := shutil.which("wrk")) is None:
         raise RetryableError("wrk is not installed", next_step="apt-get install wrk")
-    with filled(1, documents) as bench, tempfile.TemporaryDirectory(prefix="keytide-load-") as folder:
-        url = bench.cluster.node_urls[0]
+    with tempfile.TemporaryDirectory(prefix="keytide-load-") as folder:
         script = Path(folder) / "scan.lua"
         script.write_text(_WRK % (ROWS, CITIES - ROWS))
-        with bench.measured(result):
-            for count in CONNECTIONS:
-                _keep(result, f"c{count}", _closed(wrk, url, script, count))
-            per_second = max(1, int(result.figures["c16_per_s"] * OPEN_SHARE))
-            _keep(result, "open", _open(url, per_second))
-        with bench.at_rest():
-            _postgres(result, documents, Path(folder))
+        for processes in (PROCESSES, 0):
+            given = {"KEYTIDE_INDEXER__SCAN_PROCESSES": str(processes)}
+            with filled(1, documents, given) as bench, bench.measured(result):
+                _keytide(result, "processes_" if processes else "", wrk, bench.cluster.node_urls[0], script)
+        _postgres(result, documents, Path(folder))
+    for count in CONNECTIONS:
+        alone = result.figures[f"c{count}_per_s"]
+        result.figures[f"processes_to_none_c{count}"] = round(
+            result.figures[f"processes_c{count}_per_s"] / alone, 3
+        )
     return result
+
+
+def _keytide(result: Result, who: str, wrk: str, url: str, script: Path) -> None:
+    """Add what a node answers.
+
+    Args:
+        who: what its figures' names begin with.
+    """
+    _closed(wrk, url, script, OPEN_CONNECTIONS // 8, seconds=2)  # (nobody's first pages count)
+    for count in CONNECTIONS:
+        _keep(result, f"{who}c{count}", _closed(wrk, url, script, count))
+    for share in OPEN_SHARES:
+        per_second = max(1, int(result.figures[f"{who}c16_per_s"] * share))
+        _keep(result, f"{who}open_{round(share * 100)}", _open(url, per_second))
 
 
 def _keep(result: Result, name: str, found: dict[str, float]) -> None:
@@ -89,20 +118,20 @@ def _keep(result: Result, name: str, found: dict[str, float]) -> None:
     say(f"{name}: " + ", ".join(f"{key} {value:,}" for key, value in found.items()))
 
 
-def _closed(wrk: str, url: str, script: Path, connections: int) -> dict[str, float]:
+def _closed(wrk: str, url: str, script: Path, connections: int, seconds: int = SECONDS) -> dict[str, float]:
     """What wrk finds."""
     command = [
         wrk,
         "-t1",
         f"-c{connections}",
-        f"-d{SECONDS}",
+        f"-d{seconds}",
         "--timeout",
         "10",
         "-s",
         str(script),
         url + _PATH,
     ]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60 + SECONDS)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60 + seconds)
     told = re.search(r"^FOUND (.*)$", done.stdout, re.MULTILINE)
     invariant(told is not None, "BenchmarkLoad", f"wrk says nothing of what it found: {done.stdout}")
     found: dict[str, float] = json.loads(told.group(1)) if told else {}
@@ -130,18 +159,18 @@ async def open_loop(
     """Ask at a rate for so many seconds.
 
     Returns:
-        Milliseconds from when requests were due to their answers, how many a second were due, how many were
-        answered otherwise than with rows (`failed`), and how late at most this process itself was
-        (`own_late_ms`): when that is much, the figures are its own.
+        Milliseconds from when requests were due to their rows, how many a second were due, how many were
+        refused (503: `refused`) or answered otherwise (`failed`), and how late at most this process itself
+        was (`own_late_ms`): when that is much, the figures are its own.
     """
     address = urlsplit(url)
     free: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
     for _ in range(connections):
         free.put_nowait(await asyncio.open_connection(address.hostname, address.port))
-    chance, took, failed, own_late = random.Random(7), list[float](), 0, 0.0
+    chance, took, own_late = random.Random(7), list[float](), 0.0
+    without_rows = {"refused": 0, "failed": 0}
 
     async def ask(due: float, body: bytes) -> None:
-        nonlocal failed
         reader, writer = await free.get()
         writer.write(
             b"POST %b HTTP/1.1\r\nHost: %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
@@ -150,8 +179,10 @@ async def open_loop(
         head = await reader.readuntil(b"\r\n\r\n")
         size = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
         await reader.readexactly(int(size.group(1)) if size else 0)
-        took.append((time.perf_counter() - due) * 1000)
-        failed += not head.startswith(b"HTTP/1.1 200")
+        if head.startswith(b"HTTP/1.1 200"):
+            took.append((time.perf_counter() - due) * 1000)
+        else:
+            without_rows["refused" if head.startswith(b"HTTP/1.1 503") else "failed"] += 1
         free.put_nowait((reader, writer))
 
     began = time.perf_counter()
@@ -169,7 +200,7 @@ async def open_loop(
         _, writer = free.get_nowait()
         writer.close()
     found = {"per_s": float(per_second), **percentiles(took), "own_late_ms": round(own_late * 1000, 1)}
-    return found | ({"failed": failed} if failed else {})
+    return found | {name: count for name, count in without_rows.items() if count}
 
 
 # --- PostgreSQL -------------------------------------------------------------------------------------------
