@@ -40,7 +40,7 @@ MOST_EXAMPLES = 5_000
 BUDGET = int(os.environ.get("KEYTIDE_MUTANT_SEEDS", "400"))
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", share.planted(MUTANTS), ids=lambda mutant: mutant.name)
 def test_planted_faults_are_seen(mutant: Mutant) -> None:
     """By the first steps of a history that is known to see it (those of the whole of it, in `make soak`),
     or by another one: that takes long, and the table names the new one."""
@@ -50,7 +50,7 @@ def test_planted_faults_are_seen(mutant: Mutant) -> None:
         )
 
 
-@pytest.mark.parametrize("mutant", UNIT_MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", share.planted(UNIT_MUTANTS), ids=lambda mutant: mutant.name)
 def test_what_no_history_shows_is_seen_by_the_named_test(
     mutant: UnitMutant, tmp_path: Path, folds: FoldWorker
 ) -> None:

@@ -38,6 +38,20 @@ def test_every_history_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tried == {*range(50)}
 
 
+def test_every_planted_fault_has_its_turn_and_is_looked_for_in_each_large_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    faults = range(50)
+    tried: list[int] = []
+    monkeypatch.setattr(share, "PARTS", 16)
+    for day in range(share.TURNS):
+        monkeypatch.setattr(share, "TODAY", day)
+        tried += share.planted(faults)
+    assert sorted(tried) == [*faults]
+    monkeypatch.setattr(share, "PARTS", 4)
+    assert share.planted(faults) == faults
+
+
 def test_of_few_examples_ten_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(share, "PARTS", 8)
     assert [share.examples(everything) for everything in (4, 40, 81, 600)] == [4, 10, 11, 75]
