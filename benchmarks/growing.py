@@ -20,6 +20,8 @@ MILESTONES: Final = (1, 5, 20, 100)
 """Millions of documents at which all is looked at."""
 SCANS: Final = 2_000
 PROBES: Final = 100
+WINDOW: Final = 5
+"""Millions whose rate together is compared: that of single ones moves by a third, by the folds in them."""
 SOURCE_KEPT: Final = 20
 """Millions up to which the source keeps its records: of 100 million they would be a third of the disk."""
 
@@ -54,12 +56,19 @@ def growth(millions: int = 20) -> Result:
             say(f"million {million}: {rate:,} documents/s, memory MB {bench.memory()}")
             if million in MILESTONES or million == millions:
                 _look(bench, result, million)
+                if million > WINDOW:
+                    share = rate_of(result, million) / rate_of(result, WINDOW)
+                    result.figures[f"kept_share_at_{million}m"] = round(share, 3)
         result.figures["documents_per_s"] = result.figures[f"documents_per_s_at_{millions}m"]
-        first, last = result.figures["documents_per_s_at_1m"], result.figures["documents_per_s"]
-        result.figures["kept_share"] = round(last / first, 3)
         check_count(bench, "by_city", millions * MILLION)
         result.sizes["memory_mb"] = bench.memory()
     return result
+
+
+def rate_of(result: Result, million: int) -> float:
+    """Documents per second of the `WINDOW` millions up to one, together."""
+    rates = [result.figures[f"documents_per_s_at_{one}m"] for one in range(million - WINDOW + 1, million + 1)]
+    return len(rates) / sum(1 / rate for rate in rates)
 
 
 def _look(bench: Bench, result: Result, million: int) -> None:

@@ -81,20 +81,39 @@ class Result:
         }
 
     def behind_kept(self) -> list[str]:
-        """What to say of ratios to a peer in the same run (`ratio_*`; larger is better) that are more than
-        `REGRESSION` below those that are kept."""
-        path = RESULTS / f"{self.name}.json"
-        kept = json.loads(path.read_text()) if path.exists() else {}
+        """What to say of ratios to a peer in the same run that are more than `REGRESSION` below the best that
+        was ever kept: beside the last one, a loss of a tenth in each of several runs would never be said."""
+        best = self._best()
         return [
-            f"{self.name}: {name} is {value:.3f}, and was {kept[name]:.3f}: a regression"
-            for name, value in self.figures.items()
-            if name.startswith("ratio_") and value < kept.get(name, 0.0) * (1 - REGRESSION)
+            f"{self.name}: {name} is {self.figures[name]:.3f}, {1 - value / best[name]:.0%} worse than the "
+            "best that was kept: a regression"
+            for name, value in self._ratios().items()
+            if value < best.get(name, 0.0) * (1 - REGRESSION)
         ]
 
     def save(self) -> None:
         """Write the figures with the machine's state to `benchmarks/results/`."""
+        best, ratios = self._best(), self._ratios()
+        best |= {name: round(max(value, best.get(name, 0.0)), 4) for name, value in ratios.items()}
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{self.name}.json").write_text(json.dumps(self.as_json(), indent=2) + "\n")
+        made = self.as_json() | ({"best": best} if best else {})
+        (RESULTS / f"{self.name}.json").write_text(json.dumps(made, indent=2) + "\n")
+
+    def _ratios(self) -> dict[str, float]:
+        """Figures that compare with a peer in the same run, so that larger is better."""
+        return {
+            name: value if name.startswith("ratio_") else 1 / value
+            for name, value in self.figures.items()
+            if value and (name.startswith("ratio_") or "_times_" in name)
+        }
+
+    def _best(self) -> dict[str, float]:
+        """The best of each ratio so far: what results say, or the kept ones of a result that says nothing."""
+        path = RESULTS / f"{self.name}.json"
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        numbers = {name: value for name, value in kept.items() if isinstance(value, int | float)}
+        found: dict[str, float] = Result(self.name, figures=numbers)._ratios() | kept.get("best", {})
+        return found
 
 
 def commit() -> str:
@@ -264,6 +283,11 @@ class Bench:
 
     def resume(self, name: str = "projector-1") -> None:
         os.kill(self.cluster.services[name].pid, signal.SIGCONT)
+
+    def parts(self) -> dict[str, int]:
+        """Process ids of the parts that run, Kafka and this process among them."""
+        pids = {name: child.pid for name, child in self.cluster.services.items() if child.running}
+        return {**pids, "kafka": self.cluster.broker.pid, "benchmark": os.getpid()}
 
     @contextmanager
     def measured(self, result: Result) -> Iterator[None]:

@@ -14,7 +14,9 @@ from benchmarks.report.plots import PEERS, Plot, growth_plots, peer_plots, words
 Results = Mapping[str, Mapping[str, Any]]
 
 _MACHINE: Final = ("cores", "memory_gib", "load_before", "date", "commit", "python")
-_OTHER: Final = ("name", "sizes", "shares", "notes")
+_OTHER: Final = ("name", "sizes", "shares", "notes", "best")
+_DRAWN: Final = re.compile(r"documents_per_s_at_\d+m")
+"""One for each million: the plot has them."""
 
 _HEAD: Final = """\
 # Performance
@@ -24,7 +26,7 @@ of `make bench` that can be repeated. Kafka and everything else run on the one m
 a figure, with its load (of the minute before) and the commit that was measured (`+`: with changes; results
 before 28 November 2026 have the commit that kept them). Figures move by a fifth from run to run, and more
 where the load was not near zero: what counts is the ratio to a peer in the same run. `make bench` says when
-such a ratio is more than 15 percent below the kept one.
+such a ratio is more than 15 percent below the best that was kept.
 """
 _BESIDE: Final = """
 ## Beside its peers
@@ -124,7 +126,11 @@ def _all(results: Results, described: Mapping[str, Callable[..., Any]]) -> Itera
             yield f"{_about(described[of])} "
         documents = result.get("sizes", {}).get("documents")
         yield f"{f'{documents:,} documents. ' if documents else ''}{_measured_on(result)}\n\n"
-        figures = {key: value for key, value in result.items() if key not in (*_MACHINE, *_OTHER)}
+        figures = {
+            key: value
+            for key, value in result.items()
+            if key not in (*_MACHINE, *_OTHER) and not _DRAWN.match(key)
+        }
         yield "; ".join(f"{words(key)}: {_number(value)}" for key, value in figures.items()) + ".\n"
         yield from (f"\n{note[0].upper()}{note[1:]}.\n" for note in result.get("notes", []))
 

@@ -30,7 +30,21 @@ def test_a_ratio_that_is_much_worse_than_the_kept_one_is_said(
         "scan-load", figures={"ratio_c1": 0.165, "ratio_c16": 0.09, "c1_per_s": 100, "ratio_c64": 1}
     )
     (told,) = slower.behind_kept()
-    assert "ratio_c1 is 0.165, and was 0.200" in told
+    assert "ratio_c1 is 0.165, 18% worse" in told
+
+
+def test_a_ratio_that_is_a_little_worse_each_time_is_said_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what takes so many times as long as a peer (`_times_`), less is better."""
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    told = []
+    for ours, times in ((0.2, 1.0), (0.18, 1.1), (0.16, 1.19)):
+        one = Result("spatial", figures={"ratio_c1": ours, "box_times_postgis": times})
+        told.append([line.split()[1] for line in one.behind_kept()])
+        one.save()
+    assert told == [[], [], ["ratio_c1", "box_times_postgis"]]
+    assert Result("spatial", figures={"ratio_c1": 0.19, "box_times_postgis": 1.05}).behind_kept() == []
 
 
 def test_a_result_says_which_commit_it_is_of_and_whether_code_differed(
