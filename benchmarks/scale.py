@@ -43,9 +43,9 @@ from coordinator.core.instructions import (
     TrimQueues,
     Write,
 )
+from coordinator.core.limits import CoreLimits
 from coordinator.core.source_status import SourceStatus
 from coordinator.leader import Leader
-from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import (
     IndexRecord,
@@ -111,7 +111,7 @@ class _Cluster:
         self._number = self._offset = 0
         self._place = 1_000
         catalog.offset = self._metadata = len(catalog.records)
-        self.leader = Leader(catalog, "large", 1, StabilityLimits(), BuildLimits())
+        self.leader = Leader(catalog, "large", 1, CoreLimits(), BuildLimits())
         self._handle(ControlTail((), (), self.now))
         for number, node in enumerate(self._nodes):
             for _ in range(number % WHOLE_EACH):

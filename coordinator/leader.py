@@ -31,6 +31,7 @@ from coordinator.core.events import (
     WrittenTold,
 )
 from coordinator.core.instructions import Instruction, Note
+from coordinator.core.limits import CoreLimits
 from coordinator.core.queue_sizes import QueueSizes
 from coordinator.core.slice_loads import LoadLimits, SliceLoads
 from coordinator.core.source_status import SourceStatus
@@ -41,7 +42,7 @@ from coordinator.rollback.rollback import Rollbacks
 from coordinator.stability.bounds import Bounds
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.projector_lag import UNTIL_JUDGED, LatenessWatch
-from coordinator.stability.stream import StabilityLimits, StabilityStream
+from coordinator.stability.stream import StabilityStream
 from coordinator.statements.auto_split import AutoSplitLimits, AutoSplits
 from coordinator.statements.commands import Commands
 from keytide.catalog.catalog import EMITTING, Catalog
@@ -79,7 +80,7 @@ class Leader:
         catalog: Catalog,
         cluster: str,
         term: int,
-        limits: StabilityLimits,
+        limits: CoreLimits,
         build_limits: BuildLimits,
         load_limits: LoadLimits | None = None,
         auto_split_limits: AutoSplitLimits | None = None,

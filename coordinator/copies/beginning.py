@@ -12,8 +12,8 @@ from coordinator.copies.choosing import Choosing, Purpose
 from coordinator.copies.held_back import HeldBack
 from coordinator.copies.reports import CopyReports, Slice
 from coordinator.core.instructions import Instruction, Note
+from coordinator.core.limits import CoreLimits
 from coordinator.core.nodes import HeardNodes
-from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.copies import CopyRecord
 from keytide.catalog.records import IndexRecord
 
@@ -33,7 +33,7 @@ class Beginnings:
         nodes: HeardNodes,
         reports: CopyReports,
         held_back: HeldBack,
-        limits: StabilityLimits,
+        limits: CoreLimits,
         room: int,
     ) -> None:
         self._registry = registry

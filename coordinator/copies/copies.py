@@ -44,10 +44,10 @@ from coordinator.copies.naming import counting, leaving, without
 from coordinator.copies.reports import CopyReports, Slice
 from coordinator.core.events import BuildPrepared, DictionaryWritten, Event, Tick
 from coordinator.core.instructions import Instruction, Note
+from coordinator.core.limits import CoreLimits
 from coordinator.core.nodes import WHOLE
 from coordinator.core.queue_sizes import QueueSizes
 from coordinator.stability.issuer import TimestampIssuer
-from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.copies import CopyRecord
 from keytide.catalog.records import IndexRecord
 
@@ -75,7 +75,7 @@ class Copies:
         self,
         registry: BuildRegistry,
         stability: TimestampIssuer,
-        limits: StabilityLimits,
+        limits: CoreLimits,
         build_limits: BuildLimits,
         sizes: QueueSizes,
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Final, Generic, TypeVar
 
-from coordinator.stability.stream import StabilityLimits
+from coordinator.core.limits import CoreLimits
 
 READERS: Final = "who still reads "
 """Begins what is waited for by what has all it needs to go but this."""
@@ -17,7 +17,7 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 class Grace(Generic[KeyT]):
     """The time since each of some things has begun to leave, as far as this leader has looked on."""
 
-    def __init__(self, limits: StabilityLimits) -> None:
+    def __init__(self, limits: CoreLimits) -> None:
         self._limits = limits
         self._ages: dict[KeyT, int] = {}
         self._looked_at = 0

@@ -19,8 +19,8 @@ from coordinator.copies.grace import Grace
 from coordinator.copies.naming import acknowledged, counting_again, gone
 from coordinator.copies.reports import CopyReports, Slice
 from coordinator.core.instructions import Instruction, Note
+from coordinator.core.limits import CoreLimits
 from coordinator.core.nodes import WHOLE, HeardNodes
-from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.copies import LeavingCopy
 from keytide.catalog.records import IndexRecord
 from keytide.wire.messages import SliceStatus
@@ -37,7 +37,7 @@ class LeavingCopies:
     """
 
     def __init__(
-        self, registry: BuildRegistry, nodes: HeardNodes, reports: CopyReports, limits: StabilityLimits
+        self, registry: BuildRegistry, nodes: HeardNodes, reports: CopyReports, limits: CoreLimits
     ) -> None:
         self.waiting: dict[str, str] = {}
         self._dictionary = registry.dictionary

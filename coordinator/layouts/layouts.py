@@ -30,10 +30,10 @@ from coordinator.copies.grace import Grace
 from coordinator.copies.reports import CopyReports
 from coordinator.core.events import DictionaryWritten, Event, Tick
 from coordinator.core.instructions import Instruction, Note
+from coordinator.core.limits import CoreLimits
 from coordinator.layouts.dropping import drop
 from coordinator.sources.layout_sources import forgotten_since
 from coordinator.stability.issuer import TimestampIssuer
-from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.records import IndexRecord
 
 COMING: Final = frozenset({"DEFERRED", "BUILDING", "PAUSED", "READY"})
@@ -51,7 +51,7 @@ class Layouts:
         waiting: id of a layout -> what it waits for, in words, before it takes over the name, or goes.
     """
 
-    def __init__(self, builds: Builds, stability: TimestampIssuer, limits: StabilityLimits) -> None:
+    def __init__(self, builds: Builds, stability: TimestampIssuer, limits: CoreLimits) -> None:
         self.waiting: dict[str, str] = {}
         self._builds = builds
         self._dictionary = builds.registry.dictionary

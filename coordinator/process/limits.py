@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from coordinator.builds.registry import BuildLimits
+from coordinator.core.limits import CoreLimits
 from coordinator.core.slice_loads import LOOKS, LoadLimits
 from coordinator.jobs.registry import JobLimits
-from coordinator.stability.stream import StabilityLimits
 from coordinator.statements.auto_split import AutoSplitLimits
 from keytide.settings.settings import Settings
 
 
-def limits_of(settings: Settings) -> tuple[StabilityLimits, BuildLimits, LoadLimits, AutoSplitLimits]:
+def limits_of(settings: Settings) -> tuple[CoreLimits, BuildLimits, LoadLimits, AutoSplitLimits]:
     """What the core and the builds obey, when a slice is hot, and when it is parted by itself."""
     core, build, verify = settings.coordinator, settings.build, settings.verify
     return (
-        StabilityLimits(
+        CoreLimits(
             interval_ms=core.interval_ms,
             heartbeat_ms=core.heartbeat_ms,
             pacing_limit_ms=core.pacing_limit_ms,

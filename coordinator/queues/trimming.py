@@ -40,9 +40,9 @@ from __future__ import annotations
 from coordinator.builds.builds import Builds
 from coordinator.core.events import QueuesTrimmed
 from coordinator.core.instructions import Instruction, Note, QueueCopy, QueueLimit, TrimQueues
+from coordinator.core.limits import CoreLimits
 from coordinator.core.queue_sizes import QueueSizes
 from coordinator.stability.issuer import TimestampIssuer
-from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.records import IndexRecord
 from keytide.wire.messages import SliceStatus
 
@@ -66,7 +66,7 @@ class Trimmer:
     """
 
     def __init__(
-        self, builds: Builds, stability: TimestampIssuer, limits: StabilityLimits, sizes: QueueSizes
+        self, builds: Builds, stability: TimestampIssuer, limits: CoreLimits, sizes: QueueSizes
     ) -> None:
         self._sizes = sizes
         self.removed = 0

@@ -46,11 +46,12 @@ from coordinator.core.events import (
     TopicSeen,
 )
 from coordinator.core.instructions import ConfirmRollback, ExamineHistory, Instruction, Note
+from coordinator.core.limits import CoreLimits
 from coordinator.core.source_status import SourceStatus
 from coordinator.rollback.unreached import begin_unreached
 from coordinator.stability.issuer import TimestampIssuer
 from coordinator.stability.projector_lag import LatenessWatch
-from coordinator.stability.stream import StabilityLimits, StabilityStream
+from coordinator.stability.stream import StabilityStream
 from keytide.catalog.records import KeyspaceRecord, RollbackRecord
 from keytide.model.timestamp import Place, Timestamp
 from keytide.wire.messages import HistoryLost, Progress
@@ -98,7 +99,7 @@ class Rollbacks:
         stability: TimestampIssuer,
         builds: Builds,
         lateness: LatenessWatch,
-        limits: StabilityLimits,
+        limits: CoreLimits,
     ) -> None:
         self._dictionary = dictionary
         self._stability = stability

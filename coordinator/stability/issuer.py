@@ -46,6 +46,7 @@ from coordinator.core.events import (
 )
 from coordinator.core.failure_detector import FailureDetector
 from coordinator.core.instructions import Broadcast, Instruction, Note
+from coordinator.core.limits import CoreLimits
 from coordinator.core.nodes import HeardNodes
 from coordinator.core.speakers import Speaker
 from coordinator.stability import topic_confirmation as confirming
@@ -53,7 +54,7 @@ from coordinator.stability.acknowledgements import AcknowledgedNumbers
 from coordinator.stability.pacing import Pacing
 from coordinator.stability.progress import Content, partition_subject
 from coordinator.stability.publishing import Publishing
-from coordinator.stability.stream import STAMPS_KEPT, StabilityLimits, StabilityStream, begin
+from coordinator.stability.stream import STAMPS_KEPT, StabilityStream, begin
 from keytide.catalog.catalog import EMITTING, Catalog
 from keytide.catalog.records import IndexRecord, KeyspaceRecord
 from keytide.errors import invariant
@@ -69,7 +70,7 @@ class TimestampIssuer:
         term: the leader's term, which every message carries.
     """
 
-    def __init__(self, limits: StabilityLimits, term: int) -> None:
+    def __init__(self, limits: CoreLimits, term: int) -> None:
         self.limits = limits
         self.term = term
         self.streams: dict[str, StabilityStream] = {}

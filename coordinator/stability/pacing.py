@@ -21,9 +21,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.core.instructions import Instruction, Note
+from coordinator.core.limits import CoreLimits
 from coordinator.core.nodes import HeardNodes, Replica
 from coordinator.stability.acknowledgements import AcknowledgedNumbers
-from coordinator.stability.stream import StabilityLimits, StabilityStream
+from coordinator.stability.stream import StabilityStream
 from keytide.catalog.records import IndexRecord
 
 REJOIN_MS = 1_000
@@ -40,9 +41,7 @@ class Pacing:
         nodes: which slices serve.
     """
 
-    def __init__(
-        self, limits: StabilityLimits, acknowledgements: AcknowledgedNumbers, nodes: HeardNodes
-    ) -> None:
+    def __init__(self, limits: CoreLimits, acknowledgements: AcknowledgedNumbers, nodes: HeardNodes) -> None:
         self._limits = limits
         self._acknowledgements = acknowledgements
         self._nodes = nodes

@@ -26,12 +26,12 @@ from coordinator.core.events import (
     TopicSeen,
 )
 from coordinator.core.instructions import Broadcast, ConfirmBound, ConfirmTopic, Instruction, Note
+from coordinator.core.limits import CoreLimits
 from coordinator.core.source_status import SourceStatus
 from coordinator.http.api import create_app
 from coordinator.leader import Leader
 from coordinator.process.event_log import EventRing
 from coordinator.process.service import CoordinatorService
-from coordinator.stability.stream import StabilityLimits
 from coordinator.statements.commands import CommandResult, Commands
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import TermRecord
@@ -90,7 +90,7 @@ class Scene:
         catalog = Catalog()
         catalog.put("term", TermRecord(self.term, "scene", self.started_at))
         limits = BuildLimits(concurrent=9, concurrent_per_node=1)
-        self.leader = Leader(catalog, "keytide", self.term, StabilityLimits(), limits)
+        self.leader = Leader(catalog, "keytide", self.term, CoreLimits(), limits)
 
     def ask(self, look: Callable[[Leader, int], _T]) -> Future[_T]:
         future: Future[_T] = Future()

@@ -46,10 +46,10 @@ from coordinator.core.instructions import (
     TrimQueues,
     Write,
 )
+from coordinator.core.limits import CoreLimits
 from coordinator.kafka.log_examination import holds, newest_on_log, standing
 from coordinator.leader import Leader
 from coordinator.queues.bounds import stays_from
-from coordinator.stability.stream import StabilityLimits
 from coordinator.statements.commands import CommandResult
 from keytide.catalog.records import TermRecord
 from keytide.model.protocol import CHANGES
@@ -62,7 +62,7 @@ from tests.simulation.source import PARTITIONS
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-LIMITS = StabilityLimits(
+LIMITS = CoreLimits(
     interval_ms=10,
     heartbeat_ms=60,
     pacing_limit_ms=200,

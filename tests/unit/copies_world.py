@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from coordinator.builds.registry import BuildLimits
 from coordinator.core.events import ControlTail, Reported, SourceSampled
 from coordinator.core.instructions import Instruction
+from coordinator.core.limits import CoreLimits
 from coordinator.core.slice_loads import LoadLimits
 from coordinator.leader import Leader
-from coordinator.stability.stream import StabilityLimits
 from coordinator.statements.auto_split import AutoSplitLimits
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.copies import CopyRecord
@@ -38,7 +38,7 @@ from tests.unit.leader_world import World, facts
 INDEX = "by_city-1"
 STEP_MS, BEAT_MS = 100, 500
 SOURCE = (50, 60)
-LIMITS = StabilityLimits(trim_interval_ms=1_000)
+LIMITS = CoreLimits(trim_interval_ms=1_000)
 
 
 @dataclass
@@ -126,7 +126,7 @@ class CopiesWorld(World):
         placement: list[list[str]],
         replicas: int = 1,
         count: int = 3,
-        limits: StabilityLimits = LIMITS,
+        limits: CoreLimits = LIMITS,
         build_limits: BuildLimits | None = None,
     ) -> None:
         catalog = catalog_of(placement, replicas)

@@ -29,9 +29,9 @@ from coordinator.core.instructions import (
     StartDriver,
     Write,
 )
+from coordinator.core.limits import CoreLimits
 from coordinator.core.source_status import SourceStatus
 from coordinator.leader import Leader
-from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import (
     BuildRecord,
@@ -104,7 +104,7 @@ class World:
         catalog = catalog or Catalog()
         catalog.put("term", TermRecord(1, "test", 0))
         catalog.offset = self.offset = max(catalog.offset, 7)
-        self.leader = Leader(catalog, "kt", 1, StabilityLimits(), self.limits)
+        self.leader = Leader(catalog, "kt", 1, CoreLimits(), self.limits)
 
     def take(self, instructions: list[Instruction]) -> list[Instruction]:
         """Write what is to be written, deliver timestamps; what else there is to do."""

@@ -25,10 +25,10 @@ from coordinator.core.instructions import (
     StartDriver,
     StopDriver,
 )
+from coordinator.core.limits import CoreLimits
 from coordinator.core.source_status import SourceStatus
 from coordinator.leader import Leader
 from coordinator.queues.orphaned_topics import orphans
-from coordinator.stability.stream import StabilityLimits
 from coordinator.statements.keyspaces import NoSuchKeyspaceError
 from keytide.catalog.catalog import Catalog
 from keytide.definition.statement import parse_statement
@@ -823,7 +823,7 @@ def test_no_queue_has_a_name_that_another_clusters_queue_may_have() -> None:
 
 def test_names_that_make_topics_too_long_are_refused() -> None:
     catalog = Catalog()
-    leader = Leader(catalog, "c" * 120, 1, StabilityLimits(), BuildLimits())
+    leader = Leader(catalog, "c" * 120, 1, CoreLimits(), BuildLimits())
     for length, fits in ((96, True), (97, False)):
         statement = parse_statement(f"CREATE INDEX {'i' * length} ON people (a) WITH (defer_build=true)")
         if fits:

@@ -19,9 +19,9 @@ from coordinator.core.events import (
     TopicSeen,
 )
 from coordinator.core.instructions import Broadcast, ConfirmTopic, Instruction, Note
+from coordinator.core.limits import CoreLimits
 from coordinator.stability.acknowledgements import AcknowledgedNumbers
 from coordinator.stability.issuer import TimestampIssuer
-from coordinator.stability.stream import StabilityLimits
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import IndexRecord, KeyspaceRecord, Record, record_key
 from keytide.definition.statement import CreateIndex, parse_statement
@@ -37,7 +37,7 @@ from keytide.wire.messages import (
     StabilityTimestamp,
 )
 
-LIMITS = StabilityLimits(interval_ms=10, heartbeat_ms=200, pacing_limit_ms=2_000, node_timeout_ms=3_000)
+LIMITS = CoreLimits(interval_ms=10, heartbeat_ms=200, pacing_limit_ms=2_000, node_timeout_ms=3_000)
 TERM = 3
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.core.events import Issued, Tick
 from coordinator.core.instructions import Note
-from coordinator.stability.stream import StabilityLimits
+from coordinator.core.limits import CoreLimits
 from keytide.wire.messages import Published, StabilityTimestamp
 from tests.unit.test_coordinator_core import (
     TERM,
@@ -22,7 +22,7 @@ from tests.unit.test_coordinator_core import (
     stamps,
 )
 
-LIMITS = StabilityLimits(
+LIMITS = CoreLimits(
     interval_ms=10, heartbeat_ms=200, pacing_limit_ms=2_000, node_timeout_ms=3_000, lag_limit_ms=5_000
 )
 STEP_MS = 5
@@ -35,7 +35,7 @@ class Run:
         copies: both nodes have both slices.
     """
 
-    def __init__(self, limits: StabilityLimits = LIMITS, *, copies: bool = False) -> None:
+    def __init__(self, limits: CoreLimits = LIMITS, *, copies: bool = False) -> None:
         self.core = Core(limits, TERM)
         self.slices = {"a": (0, 1), "b": (0, 1)} if copies else {"a": (0,), "b": (1,)}
         placement = [[node for node in "ab" if number in self.slices[node]] for number in (0, 1)]

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from coordinator.builds.registry import BuildLimits
 from coordinator.core.events import QueuesTrimmed, Reported
 from coordinator.core.instructions import Instruction, QueueCopy, QueueLimit, TrimQueues
+from coordinator.core.limits import CoreLimits
 from coordinator.leader import Leader
 from coordinator.queues.bounds import because, stays_from
-from coordinator.stability.stream import StabilityLimits
 from coordinator.views import views
 from keytide.errors import InvariantViolationError
 from keytide.wire.messages import NodeHeartbeat
@@ -20,7 +20,7 @@ from tests.unit.leader_world import MUTATIONS, World, backfilled
 from tests.unit.test_coordinator_rebuild import NODES, in_catchup, live, queued, status
 
 HOUR = 3_600_000
-LIMITS = StabilityLimits(trim_interval_ms=1_000, queue_retention_ms=HOUR)
+LIMITS = CoreLimits(trim_interval_ms=1_000, queue_retention_ms=HOUR)
 
 
 def serving(settle: bool = True) -> World:

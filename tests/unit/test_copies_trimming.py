@@ -9,8 +9,8 @@ import pytest
 from msgspec import structs
 
 from coordinator.core.instructions import Instruction, QueueCopy, QueueLimit, TrimQueues
+from coordinator.core.limits import CoreLimits
 from coordinator.queues.bounds import stays_from
-from coordinator.stability.stream import StabilityLimits
 from tests import share
 from tests.unit.copies_world import LIMITS, CopiesWorld
 
@@ -18,7 +18,7 @@ HOUR = 3_600_000
 
 
 def serving(
-    placement: list[list[str]] | None = None, replicas: int = 1, limits: StabilityLimits = LIMITS
+    placement: list[list[str]] | None = None, replicas: int = 1, limits: CoreLimits = LIMITS
 ) -> CopiesWorld:
     """Settled: queues are trimmed from now on."""
     world = CopiesWorld(placement or [["n1", "n2"]], replicas=replicas, limits=limits)
