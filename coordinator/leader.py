@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from coordinator.builds.builds import Builds
 from coordinator.builds.rebuild import Rebuilds
 from coordinator.builds.registry import BuildLimits
-from coordinator.builds.retirement import Retirement, give_up
+from coordinator.builds.retirement import Retirement, fail_index
 from coordinator.catalog.dictionary import Dictionary
 from coordinator.copies.copies import Copies
 from coordinator.core.events import (
@@ -296,7 +296,7 @@ class Leader:
     def _fail(self, index: IndexRecord, reason: str, now: int) -> list[Instruction]:
         """Give up an index that can never be right again."""
         left = self.builds.leave_rebuilds(index, f"index {index.name} failed: {reason}", now)
-        return [*left, *give_up(self.dictionary, index, reason)]
+        return [*left, *fail_index(self.dictionary, index, reason)]
 
     def _source_changed(self, source: SourceStatus) -> list[Instruction]:
         self.sources[source.keyspace] = source

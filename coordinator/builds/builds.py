@@ -231,7 +231,7 @@ class Builds:
             if not record.rebuild:  # (what becomes of slices that cannot be rebuilt: `rebuild`)
                 why += "; mend that, and build again"
             return self.registry.fail(record, why, now)
-        out = self.registry.give_up(record, reason, now)
+        out = self.registry.end_to_begin_again(record, reason, now)
         again = record.attempt + 1
         wanted = [index for index in self.registry.indexes(record) if index.state == "DEFERRED"]
         made = None

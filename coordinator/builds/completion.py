@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from coordinator.builds.copies import away
 from coordinator.builds.registry import BuildRegistry
-from coordinator.builds.retirement import give_up
+from coordinator.builds.retirement import fail_index
 from coordinator.core.events import CommonSnapshot, SourceSampled
 from coordinator.core.instructions import DeleteTopics, Instruction, Note, SendBuildEnd
 from coordinator.core.nodes import HeardNodes
@@ -150,7 +150,7 @@ class BuildCompletion:
             return self._registry.fail(record, "; ".join(filter(None, (record.error, reason))), now)
         self._registry.put(replace(record, error="; ".join(filter(None, (record.error, reason)))))
         topic = self._registry.dictionary.topics.backfill(index.id, record.id)
-        out = [*give_up(self._registry.dictionary, index, reason), DeleteTopics((topic,))]
+        out = [*fail_index(self._registry.dictionary, index, reason), DeleteTopics((topic,))]
         return out + self.finish_if_ready(self._registry.get(record.id), now)
 
     @staticmethod

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from coordinator.builds.builds import Builds
 from coordinator.builds.completion import words
 from coordinator.builds.registry import FINAL, BuildLimits
-from coordinator.builds.retirement import give_up
+from coordinator.builds.retirement import fail_index
 from coordinator.core.instructions import Instruction, Note
 from coordinator.core.nodes import HeardNodes
 from coordinator.sources.table_origins import origin_of
@@ -208,7 +208,7 @@ class Rebuilds:
             f"{why}; build the index again"
         )
         left = self._builds.leave_rebuilds(record, f"index {record.name} failed: {reason}", now)
-        return [*left, *give_up(self._registry.dictionary, record, reason)]
+        return [*left, *fail_index(self._registry.dictionary, record, reason)]
 
     def _late(self, since: int, now: int) -> bool:
         return now - since >= self._limits.lost_grace_ms

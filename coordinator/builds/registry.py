@@ -267,7 +267,7 @@ class BuildRegistry(Registry[BuildRecord, BuildRun]):
         text = f"build {record.id} of {', '.join(self.names(record))} was cancelled: {reason}"
         return [*self._abandon(record, "DEFERRED", ""), Note("info", "build-cancelled", record.id, text)]
 
-    def give_up(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:
+    def end_to_begin_again(self, record: BuildRecord, reason: str, now: int) -> list[Instruction]:
         """End a build that is to begin again as another one; its indexes are DEFERRED meanwhile."""
         record = self.move(record, "cancel", error=f"begun again: {reason}", finished_at=now)
         text = f"build {record.id} of {', '.join(self.names(record))} begins again: {reason}"

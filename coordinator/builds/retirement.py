@@ -47,7 +47,7 @@ def retire(
     return []
 
 
-def give_up(dictionary: Dictionary, index: IndexRecord, reason: str) -> list[Instruction]:
+def fail_index(dictionary: Dictionary, index: IndexRecord, reason: str) -> list[Instruction]:
     """Take an index out of service that can never be right again."""
     text = f"index {index.name} has failed: {reason}"
     out = retire(dictionary, index, "FAILED", reason)

@@ -25,7 +25,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from coordinator.builds.builds import Builds
-from coordinator.builds.retirement import give_up
+from coordinator.builds.retirement import fail_index
 from coordinator.copies.grace import Grace
 from coordinator.copies.reports import CopyReports
 from coordinator.core.events import DictionaryWritten, Event, Tick
@@ -152,7 +152,7 @@ class Layouts:
             self.waiting[index.id] = f"snapshots as new as those of {old.id}" if built else "its build"
             return []
         if lost := forgotten_since(catalog, old, index):
-            return give_up(self._dictionary, index, lost)
+            return fail_index(self._dictionary, index, lost)
         # (Who reads the first of these only sees the old one still.)
         self._dictionary.put(replace(index, took_over=True))
         self._dictionary.put(replace(old, replaced_by=index.id, replacement_read=False))
