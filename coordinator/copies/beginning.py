@@ -48,15 +48,15 @@ class Beginnings:
         self._again_at: dict[Slice, int] = {}
 
     def choosing(self) -> Choosing:
-        """What nodes have to do with copies now."""
+        """A `Choosing` by what the dictionary and nodes say now."""
         limits, catalog = self._limits, self._dictionary.catalog
         return Choosing(catalog, self._nodes, self._reports, limits.copies_per_node, self._room)
 
-    def lost(self, key: Slice, node: str) -> None:
+    def note_lost(self, key: Slice, node: str) -> None:
         """A copy that counted was lost: its node is the first that gets one again."""
         self._lost_on[key] = node
 
-    def failed(self, record: CopyRecord, now: int) -> None:
+    def note_failed(self, record: CopyRecord, now: int) -> None:
         """One that was begun has come to nothing."""
         failures = self._failures.setdefault((record.index, record.slice), {})
         pause = self._limits.copy_pause_ms << min(sum(failures.values()), 6)
@@ -67,8 +67,8 @@ class Beginnings:
         """How often filling a copy of a slice on a node has come to nothing."""
         return self._failures.get(key, {}).get(node, 0)
 
-    def counts(self, record: CopyRecord) -> None:
-        """One that was begun counts."""
+    def note_counts(self, record: CopyRecord) -> None:
+        """One that was begun counts: what came to nothing before it is forgotten."""
         for known in (self._failures, self._again_at, self._lost_on):
             known.pop((record.index, record.slice), None)
 

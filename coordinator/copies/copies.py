@@ -163,7 +163,7 @@ class Copies:
         """The next step of a copy that is being filled."""
         status = self._reports.filled(record)
         if status is not None and status.state == "LOST":
-            self._beginnings.failed(record, now)
+            self._beginnings.note_failed(record, now)
             return self._beginnings.give_up(record, f"its node says that it is lost ({status.reason})")
         if self._nodes.gone(record.node):
             return self._beginnings.give_up(record, self._silent(record.node))
@@ -174,7 +174,7 @@ class Copies:
         if status is not None and status.state in WHOLE:
             return []  # it needs no other copy any more, and is about to count
         if kept := self.held_back.crowded(record, index, now):
-            self._beginnings.failed(record, now)
+            self._beginnings.note_failed(record, now)
             self.held_back.relieved(index, record.slice, now)
             why = f"{kept[0] / 1e6:,.0f} MB of its queue are kept for it alone on {kept[1].words}"
             return self._beginnings.give_up(record, f"{why}, which is nearly full")
@@ -189,7 +189,7 @@ class Copies:
         self._dictionary.put(now_so)
         self._dictionary.delete(f"copy/{record.id}")
         self._reports.changed(index.id, record.slice)
-        self._beginnings.counts(record)
+        self._beginnings.note_counts(record)
         counted, wanted = len(now_so.placement[record.slice]), index.definition.replicas + 1
         text = f"{self._beginnings.words(record)} has caught up and counts: {counted} of {wanted} copies do"
         if record.replaces in index.placement[record.slice]:
@@ -230,7 +230,7 @@ class Copies:
             self._dictionary.put(without(index, number, node))
             self._reports.changed(*key)
             if lost:
-                self._beginnings.lost(key, node)
+                self._beginnings.note_lost(key, node)
             if status and lost:
                 why = f"it is lost ({status.reason})"
             elif self._nodes.gone(node):
