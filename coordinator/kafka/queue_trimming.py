@@ -13,7 +13,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from coordinator.core.events import QueuesTrimmed
 from coordinator.core.instructions import QueueLimit
 from coordinator.kafka.queue_sizes import SizeReader
-from coordinator.queues.bounds import because, stays_from
+from coordinator.queues.trim_guard import because, stays_from
 from keytide.kafka.admin import KafkaUnavailableError, admin, list_offsets
 from keytide.kafka.clients import AdminClient
 from keytide.process.clock import now_ms

@@ -1,4 +1,4 @@
 """What mutation queues and topics need no more, and how far a queue may be deleted (R34). Pure.
 
-Carried out by `coordinator.kafka.queue_trimming`, which asks `bounds` again whatever was ordered.
+Carried out by `coordinator.kafka.queue_trimming`, which asks `trim_guard` again whatever was ordered.
 """

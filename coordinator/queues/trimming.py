@@ -29,7 +29,7 @@ With each order Kafka is asked how large the queues are (`coordinator.core.queue
 back too much of its queue is given up for it (`coordinator.copies.held_back`).
 
 The order names what every copy that counts has durably read; who deletes holds it against that
-(`coordinator.queues.bounds`).
+(`coordinator.queues.trim_guard`).
 
 Silence counts only while the leader itself was awake: who was stopped for a day, or had the clock set, has
 heard nobody for a day.

@@ -49,7 +49,7 @@ from coordinator.core.instructions import (
 from coordinator.core.limits import CoreLimits
 from coordinator.kafka.log_examination import holds, newest_on_log, standing
 from coordinator.leader import Leader
-from coordinator.queues.bounds import stays_from
+from coordinator.queues.trim_guard import stays_from
 from coordinator.statements.commands import CommandResult
 from keytide.catalog.records import TermRecord
 from keytide.model.protocol import CHANGES

@@ -12,7 +12,7 @@ from coordinator.core.events import QueuesTrimmed, Reported
 from coordinator.core.instructions import Instruction, QueueCopy, QueueLimit, TrimQueues
 from coordinator.core.limits import CoreLimits
 from coordinator.leader import Leader
-from coordinator.queues.bounds import because, stays_from
+from coordinator.queues.trim_guard import because, stays_from
 from coordinator.views import views
 from keytide.errors import InvariantViolationError
 from keytide.wire.messages import NodeHeartbeat

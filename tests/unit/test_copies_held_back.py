@@ -15,7 +15,7 @@ from coordinator.http import metrics
 from coordinator.kafka import queue_sizes
 from coordinator.kafka.queue_sizes import ToldSizes, largest
 from coordinator.process.limits import limits_of
-from coordinator.queues.bounds import stays_from
+from coordinator.queues.trim_guard import stays_from
 from coordinator.views import health
 from keytide.kafka.clients import AdminClient
 from keytide.model.health import Reason

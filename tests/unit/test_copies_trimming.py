@@ -10,7 +10,7 @@ from msgspec import structs
 
 from coordinator.core.instructions import Instruction, QueueCopy, QueueLimit, TrimQueues
 from coordinator.core.limits import CoreLimits
-from coordinator.queues.bounds import stays_from
+from coordinator.queues.trim_guard import stays_from
 from tests import share
 from tests.unit.copies_world import LIMITS, CopiesWorld
 
