@@ -122,10 +122,10 @@ class Leader:
         """One event; what to do now, in this order."""
         out: list[Instruction | CommonSnapshot] = []
         if isinstance(event, Reported) and isinstance(event.message, NodeHeartbeat | HeartbeatChanges):
-            whole = self.stability.nodes.whole(event.message)
-            if whole is None:
+            heartbeat = self.stability.nodes.in_full(event.message)
+            if heartbeat is None:
                 return []
-            event = Reported(whole, event.now)
+            event = Reported(heartbeat, event.now)
         match event:
             case Reported(NodeHeartbeat() as message, now) if (
                 message.protocol < self.dictionary.catalog.protocol

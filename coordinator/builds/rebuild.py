@@ -105,7 +105,7 @@ class Rebuilds:
             for index, number in self._filled(record)
             if number not in self._registry.half_rebuilt(index)
             for node in (index.placement[number] if index.placement else ())
-            if self._nodes.slice_serves(node, index.id, number, incarnation)
+            if self._nodes.copy_serves(node, index.id, number, incarnation)
         }
         if not serve:
             return []

@@ -99,7 +99,7 @@ class CopyReports:
     def serves(self, index: IndexRecord, number: int, node: str) -> bool:
         """Whether a copy counts and serves."""
         incarnation = self._registry.incarnation(index.keyspace)
-        return self._nodes.slice_serves(node, index.id, number, incarnation)
+        return self._nodes.copy_serves(node, index.id, number, incarnation)
 
     def holds(self, index: IndexRecord, number: int, node: str) -> bool:
         """Whether a copy that counts holds a published number, by a word that is young enough (R43)."""

@@ -95,15 +95,16 @@ class HeardNodes:
         self._beside: dict[tuple[str, int], list[tuple[str, str]]] = {}
         self._placed: dict[tuple[str, int], list[str]] = {}
         self._gone: frozenset[str] = frozenset()
-        self._said: dict[tuple[str, int], dict[str, SliceStatus]] = {}
-        self._says: dict[str, dict[tuple[str, int], SliceStatus]] = {}
+        self._said_by_slice: dict[tuple[str, int], dict[str, SliceStatus]] = {}
+        self._said_by_node: dict[str, dict[tuple[str, int], SliceStatus]] = {}
         """Of live nodes, what they say of copies that count: by slice and node, and by node and slice."""
         self._unheard: frozenset[str] = frozenset()
         """Of those that copies are on, at the last look."""
         self._set_back: dict[str, NodeHeartbeat] = {}
         """What a process says that began before the one that is known, by its clock."""
         self._live: list[str] = []
-        self._live_slices: dict[tuple[str, str, int], int] = {}
+        self._serving: dict[Replica, int] = {}
+        """Copies that serve, with their incarnation."""
 
     def catalog_changed(self, catalog: Catalog) -> list[Replica]:
         """Take over which copies the dictionary names. Returns those that are other ones now, or none."""
@@ -134,7 +135,7 @@ class HeardNodes:
         now = self._counted | self._others
         return [replica for replica, copy in before.items() if now.get(replica) != copy]
 
-    def whole(self, message: NodeHeartbeat | HeartbeatChanges) -> NodeHeartbeat | None:
+    def in_full(self, message: NodeHeartbeat | HeartbeatChanges) -> NodeHeartbeat | None:
         """What a node says with a heartbeat, all of it (R53). None when that is not known, or is known
         already: then nothing is heard but that the node lives. Of another process than the one that is known
         it is nothing yet (`keytide.wire.heartbeats.begun`)."""
@@ -264,30 +265,30 @@ class HeardNodes:
                 return True
         return False
 
-    def slice_serves(self, node: str, index: str, slice_number: int, incarnation: int) -> bool:
+    def copy_serves(self, node: str, index: str, slice_number: int, incarnation: int) -> bool:
         """Whether a copy takes part in pacing: it counts, on a live node, reading its queue, with a snapshot,
         rolled back as far as the keyspace is."""
-        return self._live_slices.get((node, index, slice_number), -1) == incarnation
+        return self._serving.get((node, index, slice_number), -1) == incarnation
 
     def counts(self, node: str, index: str, slice_number: int, incarnation: int) -> bool:
         """Whether no number is published that this copy lacks, unless it lags (R37): it serves, or whether
         it does is not known, and its node is not known to be silent."""
-        return self.slice_serves(node, index, slice_number, incarnation) or self._is_unheard(node)
+        return self.copy_serves(node, index, slice_number, incarnation) or self._is_unheard(node)
 
     def _changed(self) -> None:
         """Look at everything anew."""
-        known = self._live_slices
-        self._said, self._says, self._live_slices = {}, {}, {}
+        known = self._serving
+        self._said_by_slice, self._said_by_node, self._serving = {}, {}, {}
         lost, self.lost, version = self.lost, frozenset(), self.version
         self._take_over(self.by_id)
-        self.version = version + ((self._live_slices, self.lost) != (known, lost))
+        self.version = version + ((self._serving, self.lost) != (known, lost))
 
     def _take_over(self, names: Iterable[str]) -> None:
         """Look at what some nodes say by now. (A heartbeat costs what its node has, not what all have.)"""
         touched: set[tuple[str, int]] = set()
         changed = False
         for name in names:
-            before, says = self._says.get(name, {}), dict[tuple[str, int], SliceStatus]()
+            before, says = self._said_by_node.get(name, {}), dict[tuple[str, int], SliceStatus]()
             node = self.by_id[name]
             for status in node.heartbeat.slices if node.live else ():
                 if (name, status.index, status.slice) in self._others:
@@ -295,17 +296,17 @@ class HeardNodes:
                 if self._counted.get((name, status.index, status.slice)) == status.copy:
                     says[status.index, status.slice] = status
             for key in before.keys() - says.keys():
-                del self._said[key][name]
-                if not self._said[key]:
-                    del self._said[key]
+                del self._said_by_slice[key][name]
+                if not self._said_by_slice[key]:
+                    del self._said_by_slice[key]
             for key, status in says.items():
-                self._said.setdefault(key, {})[name] = status
+                self._said_by_slice.setdefault(key, {})[name] = status
             for key in before.keys() | says.keys():
                 changed |= self._serves_now((name, *key), says.get(key))
-            self._says[name] = says
+            self._said_by_node[name] = says
             touched |= before.keys() | says.keys()
         self._live = sorted(name for name, node in self.by_id.items() if node.live)
-        lost = {key for key in touched if self._is_lost(key, self._said.get(key, {}).values())}
+        lost = {key for key in touched if self._is_lost(key, self._said_by_slice.get(key, {}).values())}
         if lost != self.lost & touched:
             self.lost = (self.lost - touched) | lost
             changed = True
@@ -313,11 +314,11 @@ class HeardNodes:
 
     def _serves_now(self, replica: Replica, status: SliceStatus | None) -> bool:
         """Note whether a copy serves, and in which incarnation; whether that is another than before."""
-        before = self._live_slices.get(replica)
+        before = self._serving.get(replica)
         if status is None or status.state != "LIVE" or status.number < 0:
-            self._live_slices.pop(replica, None)
+            self._serving.pop(replica, None)
             return before is not None
-        self._live_slices[replica] = status.incarnation
+        self._serving[replica] = status.incarnation
         return before != status.incarnation
 
     def _is_lost(self, key: tuple[str, int], said: Collection[SliceStatus]) -> bool:
@@ -339,7 +340,7 @@ class HeardNodes:
 
     def said(self, index: str, slice_number: int) -> list[SliceStatus]:
         """What live nodes say of the copies of a slice that count, in the order of their names."""
-        return [status for _, status in sorted(self._said.get((index, slice_number), {}).items())]
+        return [status for _, status in sorted(self._said_by_slice.get((index, slice_number), {}).items())]
 
 
 def _stopped_slices(before: HeardNode | None, message: NodeHeartbeat) -> list[Instruction]:

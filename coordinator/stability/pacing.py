@@ -109,7 +109,7 @@ class Pacing:
         now = self._nodes.version, incarnation
         if known is not None and known.ready is stream.ready and (known.version, known.incarnation) == now:
             return known
-        serves = self._nodes.slice_serves
+        serves = self._nodes.copy_serves
         copies = sorted(
             (node, record.id, slice_number)
             for record in stream.ready

@@ -126,7 +126,7 @@ class Leader:
         message = decode(data)
         assert isinstance(message, NodeHeartbeat | HeartbeatChanges)
         self.whole.heartbeat(beat, now)
-        found = self.changes.whole(message)
+        found = self.changes.in_full(message)
         if found is not None:
             self.changes.heartbeat(found, now)
         self.said[beat.started_at] = beat

@@ -82,9 +82,9 @@ def keep_what_the_dead_said(patches: Patches) -> None:
     faults=("node-crash", "clock-jump"),
 )
 def hear_the_dead_in_changes(patches: Patches) -> None:
-    def whole(self: HeardNodes, message: Any) -> Any:
+    def in_full(self: HeardNodes, message: Any) -> Any:
         if message.node in self.by_id:
             self._failure_detector.heard(node_subject(message.node))
-        return _whole(self, message)
+        return _in_full(self, message)
 
-    _whole = patches.put(HeardNodes, "whole", whole)
+    _in_full = patches.put(HeardNodes, "in_full", in_full)

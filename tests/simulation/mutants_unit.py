@@ -191,7 +191,7 @@ def publish_what_one_copy_holds(patches: Patches) -> None:
     test_coordinator_core.test_a_new_leader_waits_for_copies_that_it_has_not_heard_until_they_are_silent,
 )
 def take_the_unheard_for_dead(patches: Patches) -> None:
-    patches.put(HeardNodes, "counts", HeardNodes.slice_serves)
+    patches.put(HeardNodes, "counts", HeardNodes.copy_serves)
 
 
 @unit_mutant(

@@ -395,7 +395,7 @@ def test_reports_of_another_incarnation_do_not_count() -> None:
     beat("n2", 0, 1)
     assert stream.published == {}
     # A slice that has not rolled back holds no timestamp of the new history, and none waits for it.
-    assert not world.leader.stability.nodes.slice_serves("n1", "by_city-7", 0, 1)
+    assert not world.leader.stability.nodes.copy_serves("n1", "by_city-7", 0, 1)
     beat("n1", 1, 0, 2)
     beat("n2", 1, 1)
     assert stream.published == {"by_city-7": stream.number}

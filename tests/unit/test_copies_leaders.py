@@ -31,7 +31,7 @@ def test_one_that_is_begun_goes_on() -> None:
     world.succeed()
     world.go(3_000)
     assert world.placement() == ["n1", record.node]
-    assert world.leader.stability.nodes.slice_serves(record.node, INDEX, 0, 0)
+    assert world.leader.stability.nodes.copy_serves(record.node, INDEX, 0, 0)
 
 
 def test_its_source_is_not_another_one_because_that_was_heard_first() -> None:

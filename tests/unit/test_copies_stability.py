@@ -35,7 +35,7 @@ def test_a_copy_that_was_taken_out_does_not_hide_it_either() -> None:
     world.go(1_000)
     nodes = world.leader.stability.nodes
     assert nodes.lost == {(INDEX, 0)}
-    assert not nodes.slice_serves("n2", INDEX, 0, 0)
+    assert not nodes.copy_serves("n2", INDEX, 0, 0)
     assert [one.state for one in nodes.said(INDEX, 0)] == ["LOST"]
 
 

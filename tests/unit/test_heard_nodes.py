@@ -44,7 +44,7 @@ class Changing(CopiesWorld):
 
     def follows(self, node: str, number: int = 0) -> bool:
         """Whether timestamps wait for a copy."""
-        return self.leader.stability.nodes.slice_serves(node, INDEX, number, 0)
+        return self.leader.stability.nodes.copy_serves(node, INDEX, number, 0)
 
     def holding(self, node: str, number: int = 0) -> int:
         """The newest number that a copy is known to hold."""
