@@ -25,7 +25,7 @@ from coordinator.builds.copies import away
 from coordinator.builds.registry import BuildRegistry
 from coordinator.builds.retirement import fail_index
 from coordinator.core.events import CommonSnapshot, SourceSampled
-from coordinator.core.instructions import DeleteTopics, Instruction, Note, SendBuildEnd
+from coordinator.core.instructions import DeleteTopics, Instruction, Note, SendEnds
 from coordinator.core.nodes import HeardNodes
 from coordinator.jobs.jobs import Jobs
 from coordinator.jobs.registry import FINAL, faults_of
@@ -75,10 +75,10 @@ class BuildCompletion:
         text = f"build {record.id} has read everything; slices switch to their mutation queues"
         return [self.build_end(record), Note("info", "build-catchup", record.id, text)]
 
-    def build_end(self, record: BuildRecord) -> SendBuildEnd:
+    def build_end(self, record: BuildRecord) -> SendEnds:
         """The end of the build for each slice (R23); it may be sent again."""
         dictionary = self._registry.dictionary
-        return SendBuildEnd(
+        return SendEnds(
             tuple(
                 (
                     dictionary.topics.backfill(index.id, record.id),

@@ -67,7 +67,7 @@ class SampleSource:
 
 
 @dataclass(frozen=True, slots=True)
-class SendBuildEnd:
+class SendEnds:
     """Send the end of something to queues of slices: of builds to backfill queues, of rounds of repairs to
     mutation queues; (topic, partition, message)."""
 
@@ -234,7 +234,7 @@ Instruction = (
     | Write
     | PrepareBuild
     | SampleSource
-    | SendBuildEnd
+    | SendEnds
     | DeleteTopics
     | StartDriver
     | StopDriver

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from coordinator.core.instructions import Instruction, SendBuildEnd
+from coordinator.core.instructions import Instruction, SendEnds
 from coordinator.jobs.registry import FINAL, JobRegistry
 from keytide.wire.messages import NodeHeartbeat, RepairEnd
 
@@ -49,7 +49,7 @@ class RepairRounds:
             self._told[key] = now
             end = RepairEnd(one.index, one.slice, told.job, told.round, one.incarnation)
             ends.append((dictionary.topics.mutations(one.index), one.slice, end))
-        return [SendBuildEnd(tuple(ends))] if ends else []
+        return [SendEnds(tuple(ends))] if ends else []
 
     def _is_over(self, name: str, now: int) -> bool:
         """Whether a repair's driver is gone.

@@ -43,7 +43,7 @@ from coordinator.core.instructions import (
     RemoveBuildFolder,
     RemoveJobFolder,
     SampleSource,
-    SendBuildEnd,
+    SendEnds,
     StartDriver,
     StopDriver,
     Write,
@@ -173,7 +173,7 @@ class InstructionExecutor(QueueWorker[Instruction | ReplyWhenDone]):
             case SampleSource(keyspace, build, read):
                 source, lost = self._work.sample(keyspace), self._work.lost(keyspace, read)
                 self._post(SourceSampled(source, build, now_ms(), lost))
-            case SendBuildEnd(messages):
+            case SendEnds(messages):
                 if all(isinstance(message, RepairEnd) for _, _, message in messages):
                     self._send_once(job)
                 else:
@@ -201,7 +201,7 @@ class InstructionExecutor(QueueWorker[Instruction | ReplyWhenDone]):
             case _:
                 raise KeytideError(f"{type(job).__name__} is not for the executor")
 
-    def _send(self, job: SendBuildEnd) -> None:
+    def _send(self, job: SendEnds) -> None:
         errors: list[KafkaError] = []
 
         def delivered(error: KafkaError | None, _: Message) -> None:
@@ -224,7 +224,7 @@ class InstructionExecutor(QueueWorker[Instruction | ReplyWhenDone]):
             raise KafkaUnavailableError(f"the end of a build is not delivered: {errors or 'no answer'}")
         self._in_vain = 0
 
-    def _send_once(self, job: SendBuildEnd) -> None:
+    def _send_once(self, job: SendEnds) -> None:
         def delivered(error: KafkaError | None, record: Message) -> None:
             if error is not None:
                 log.warning("the end of a repair's round did not reach %s: %s", record.topic(), error)

@@ -40,7 +40,7 @@ from coordinator.core.instructions import (
     QueueLimit,
     RemoveBuildFolder,
     SampleSource,
-    SendBuildEnd,
+    SendEnds,
     StartDriver,
     StopDriver,
     TrimQueues,
@@ -305,7 +305,7 @@ class SimCoordinator:
                 same = read.topic_id == kafka.source.topic_id
                 lost = kafka.source.history().diverging(read.places) if same else {}
                 self._inbox.append(SourceSampled(kafka.source.facts(now), build, now, lost))
-            case SendBuildEnd(messages):
+            case SendEnds(messages):
                 for topic, partition, message in messages:
                     queue = kafka.queue(topic, partition)
                     if queue is not None:

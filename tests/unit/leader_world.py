@@ -25,7 +25,7 @@ from coordinator.core.instructions import (
     ConfirmTopic,
     Instruction,
     Note,
-    SendBuildEnd,
+    SendEnds,
     StartDriver,
     Write,
 )
@@ -111,7 +111,7 @@ class World:
         rest: list[Instruction] = []
         for one in instructions:
             if isinstance(one, Write):
-                assert not rest or not any(isinstance(r, StartDriver | SendBuildEnd) for r in rest)
+                assert not rest or not any(isinstance(r, StartDriver | SendEnds) for r in rest)
                 for key, record in one.records:
                     if record is None:
                         del self.written[key]

@@ -21,7 +21,7 @@ from coordinator.core.instructions import (
     PrepareBuild,
     RemoveBuildFolder,
     SampleSource,
-    SendBuildEnd,
+    SendEnds,
     StartDriver,
     StopDriver,
 )
@@ -110,7 +110,7 @@ def test_a_build_from_create_to_ready() -> None:
     assert world.driver("b8", "PASSED", 2, (125, 60)) == []
     assert world.handle(DriverExited("b8", 0, "", world.now)) == []
 
-    ends = SendBuildEnd(tuple((BACKFILL, n, BuildEnd("b8", "by_city-7", n, 1, 2)) for n in range(3)))
+    ends = SendEnds(tuple((BACKFILL, n, BuildEnd("b8", "by_city-7", n, 1, 2)) for n in range(3)))
     assert world.handle(SourceSampled(facts((150, 70), stable=(130, 60)), "b8", world.now)) == [ends]
     build = world.build("b8")
     assert (build.state, build.ended) == ("CATCHUP", True)
@@ -766,7 +766,7 @@ def test_a_restart_in_backfill_starts_the_driver_again_and_keeps_what_was_known(
 def test_a_restart_in_catchup_sends_the_end_again_and_gets_ready() -> None:
     world = backfilled(World())
     other, out = world.restart()
-    ends = SendBuildEnd(tuple((BACKFILL, n, BuildEnd("b8", "by_city-7", n, 1, 2)) for n in range(3)))
+    ends = SendEnds(tuple((BACKFILL, n, BuildEnd("b8", "by_city-7", n, 1, 2)) for n in range(3)))
     assert out == [ends]
     other.node("n1", "n2")
     other.handle(SourceSampled(facts((130, 60)), "", other.now))

@@ -17,7 +17,7 @@ from coordinator.core.events import (
     SourceSampled,
     TopicsDeleted,
 )
-from coordinator.core.instructions import DeleteTopics, PrepareBuild, SampleSource, SendBuildEnd, Write
+from coordinator.core.instructions import DeleteTopics, PrepareBuild, SampleSource, SendEnds, Write
 from coordinator.process import executor as executor_module
 from coordinator.process.executor import InstructionExecutor, ReplyWhenDone
 from keytide.kafka.admin import KafkaUnavailableError
@@ -162,7 +162,7 @@ class _Queues:
 
 def test_the_end_of_a_repairs_round_holds_nothing_up(rig: Rig) -> None:
     """Kafka is away: it is asked for again with a later heartbeat."""
-    rig.executor.put(SendBuildEnd((("m.a-1", 1, RepairEnd("a-1", 1, "j3-1-1", 0, 0)),)))
+    rig.executor.put(SendEnds((("m.a-1", 1, RepairEnd("a-1", 1, "j3-1-1", 0, 0)),)))
     rig.settle()
 
 
@@ -180,8 +180,8 @@ def test_the_end_of_a_build_is_sent_until_it_has_arrived_whatever_is_sent_with_i
     rig.executor._round_ends = rounds  # type: ignore[assignment]
     monkeypatch.setattr(executor_module, "producer", make)
     build, repair = BuildEnd("b8", "a-1", 0, 1, 2), RepairEnd("a-1", 1, "j3-1-1", 0, 0)
-    rig.executor.put(SendBuildEnd((("f.a-1", 0, build), ("m.a-1", 1, repair))))
-    rig.executor.put(SendBuildEnd((("m.a-1", 1, repair),)))
+    rig.executor.put(SendEnds((("f.a-1", 0, build), ("m.a-1", 1, repair))))
+    rig.executor.put(SendEnds((("m.a-1", 1, repair),)))
     rig.settle()
     assert (builds.sent, rounds.sent) == (8, 1)
     assert len(made) == 1, "after two in vain: the first one may have lost its brokers for good"

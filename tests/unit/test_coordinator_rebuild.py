@@ -14,7 +14,7 @@ from coordinator.core.instructions import (
     PrepareBuild,
     RemoveBuildFolder,
     SampleSource,
-    SendBuildEnd,
+    SendEnds,
     StartDriver,
     StopDriver,
 )
@@ -127,7 +127,7 @@ def test_a_lost_slice_is_rebuilt_alone() -> None:
     assert world.driver(build, "PASSED", 1, (200, 90)) == [SampleSource("people", build)]
     end = BuildEnd(build, "by_city-7", 1, 1, 1, 71)
     assert world.handle(SourceSampled(facts((210, 90)), build, world.now)) == [
-        SendBuildEnd(((backfill(build), 1, end),))
+        SendEnds(((backfill(build), 1, end),))
     ]
     beat(world, {1: "CATCHUP"}, (210, 90))
     assert world.tick(500) == []
@@ -365,7 +365,7 @@ def test_a_restart_of_the_coordinator_in_any_phase() -> None:
     other.driver(build, "PASSED", 1, (200, 90))
     other.handle(SourceSampled(facts((210, 90)), build, other.now))
     other, out = other.restart()
-    assert out == [SendBuildEnd(((backfill(build), 1, BuildEnd(build, "by_city-7", 1, 1, 1, 71)),))]
+    assert out == [SendEnds(((backfill(build), 1, BuildEnd(build, "by_city-7", 1, 1, 1, 71)),))]
     beat(other, {}, (210, 90))
     assert RemoveBuildFolder(build) in other.tick(500)
     assert other.build(build).state == "READY"

@@ -20,7 +20,7 @@ from coordinator.core.instructions import (
     Note,
     RemoveBuildFolder,
     RemoveJobFolder,
-    SendBuildEnd,
+    SendEnds,
     StartDriver,
     StopDriver,
 )
@@ -791,8 +791,8 @@ def test_slices_that_watch_for_a_repair_that_is_gone_are_told() -> None:
     job = answer.job
     first, second = f"{job}-4711-1", f"{job}-4712-2"
 
-    def end(name: str) -> SendBuildEnd:
-        return SendBuildEnd(((MUTATIONS, 1, RepairEnd("by_city-7", 1, name, 2, 0)),))
+    def end(name: str) -> SendEnds:
+        return SendEnds(((MUTATIONS, 1, RepairEnd("by_city-7", 1, name, 2, 0)),))
 
     assert watching(world, "j999-1-1") == [], "nothing is known of it"
     world.tick(300)
