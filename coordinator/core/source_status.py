@@ -49,8 +49,8 @@ class SourceStatus:
         delete_retention_ms: how long tombstones are kept, at least, on a compacted topic.
         min_compaction_lag_ms: how long a record is safe from compaction.
         sampled_at: ms; taken before the offsets were asked for.
-        open: transactions that have held the stream up for a while.
-        meant: a topic whose name is like that of one that there is not, "" without any.
+        open_transactions: transactions that have held the stream up for a while.
+        similar_topic: a topic whose name is like that of one that there is not, "" without any.
     """
 
     keyspace: str
@@ -62,8 +62,8 @@ class SourceStatus:
     delete_retention_ms: int
     min_compaction_lag_ms: int
     sampled_at: int
-    meant: str = ""
-    open: tuple[OpenTransaction, ...] = ()
+    similar_topic: str = ""
+    open_transactions: tuple[OpenTransaction, ...] = ()
 
     @property
     def exists(self) -> bool:

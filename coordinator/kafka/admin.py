@@ -165,9 +165,9 @@ class KafkaAdminWork:
             time.sleep(0.05)
         if source.exists:
             return source
-        return dataclasses.replace(source, meant=self._meant(keyspace))
+        return dataclasses.replace(source, similar_topic=self._similar_topic(keyspace))
 
-    def _meant(self, keyspace: str) -> str:
+    def _similar_topic(self, keyspace: str) -> str:
         """A topic of documents with a name like `keyspace`; "" when there is none, or none to be had now."""
         own = ("__", f"{self._settings.cluster}.")
         try:

@@ -65,7 +65,7 @@ class TransactionWatch:
         if unknown:
             self._ask(source.keyspace, {partition: late[partition] for partition in unknown})
         found = [one.told or self._unknown(source.keyspace, p, one) for p, one in late.items()]
-        return replace(source, open=tuple(found)) if found else source
+        return replace(source, open_transactions=tuple(found)) if found else source
 
     def _unknown(self, topic: str, partition: int, stand: _Stand) -> OpenTransaction:
         """What is known without Kafka's word."""

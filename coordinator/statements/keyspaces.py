@@ -29,7 +29,7 @@ def take_keyspace(dictionary: Dictionary, name: str, source: SourceStatus) -> No
     if not source.exists:
         raise NoSuchKeyspaceError(
             f"there is no topic {name!r}; an index needs the topic that holds its documents",
-            next_step=(f"Did you mean {source.meant}? Else " if source.meant else "")
+            next_step=(f"Did you mean {source.similar_topic}? Else " if source.similar_topic else "")
             + f"create it: kafka-topics.sh --create --topic {name} --partitions N",
         )
     known = dictionary.catalog.keyspace(name)

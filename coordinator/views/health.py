@@ -184,7 +184,7 @@ def _keyspace(leader: Leader, name: str, stream: StabilityStream, now: int) -> I
             "projectors have read to where that may have been",
             "wait while projectors read; else look at their logs",
         )
-    for one in source.open if source is not None else ():
+    for one in source.open_transactions if source is not None else ():
         yield say(
             "degraded",
             f"acknowledged records of topic {name} wait, and are in no snapshot: {one.in_words(now)}",

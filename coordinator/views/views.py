@@ -334,7 +334,7 @@ def _open_transactions(leader: Leader, keyspace: str, now: int) -> list[Document
             "text": one.in_words(now),
             "next_step": one.remedy,
         }
-        for one in (source.open if source else ())
+        for one in (source.open_transactions if source else ())
     ]
 
 

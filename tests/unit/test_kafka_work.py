@@ -50,7 +50,7 @@ def test_a_topic_that_there_is_not_is_believed_in_the_end(monkeypatch: pytest.Mo
     monkeypatch.setattr(work, "all_topics", lambda: ["__people", "orders", "peopel"])
     facts = work.sample_settled("people")
     assert not facts.exists
-    assert facts.meant == "peopel"
+    assert facts.similar_topic == "peopel"
     assert len(asked) > 1
 
 
@@ -62,7 +62,7 @@ def test_no_hint_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KafkaUnavailableError("Kafka is away")
 
     monkeypatch.setattr(work, "all_topics", away)
-    assert work.sample_settled("people").meant == ""
+    assert work.sample_settled("people").similar_topic == ""
 
 
 def test_who_samples_again_and_again_is_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,25 +63,25 @@ def held(at: int, stable: int = 100) -> SourceStatus:
 
 
 def test_one_that_stands_for_a_while_is_named_once(watch: TransactionWatch) -> None:
-    assert watch.look(held(10_000)).open == ()
-    assert watch.look(held(10_000 + PATIENCE_MS - 1)).open == ()
+    assert watch.look(held(10_000)).open_transactions == ()
+    assert watch.look(held(10_000 + PATIENCE_MS - 1)).open_transactions == ()
     assert Admin.asked == 0, "most transactions take less"
-    (one,) = watch.look(held(10_000 + PATIENCE_MS)).open
+    (one,) = watch.look(held(10_000 + PATIENCE_MS)).open_transactions
     assert (one.partition, one.offset, one.since) == (0, 100, 5_000)
     assert (one.producer_id, one.producer_epoch, one.transactional_id) == (4_001, 3, "holder")
     assert "producer 4001 (transactional.id holder), for 7 s" in one.in_words(12_000)
     assert (
         "--bootstrap-server broker:9092 abort --topic people --partition 0 --start-offset 100" in one.remedy
     )
-    assert watch.look(held(13_000)).open == (one,)
+    assert watch.look(held(13_000)).open_transactions == (one,)
     assert Admin.asked == 1
-    assert watch.look(facts((150, 60), at=14_000)).open == (), "it is over"
+    assert watch.look(facts((150, 60), at=14_000)).open_transactions == (), "it is over"
 
 
 def test_one_that_holds_several_partitions_is_named_at_each(watch: TransactionWatch) -> None:
     both = facts((150, 160), stable=(100, 100), at=10_000)
     watch.look(both)
-    found = watch.look(replace(both, sampled_at=20_000)).open
+    found = watch.look(replace(both, sampled_at=20_000)).open_transactions
     assert [(one.partition, one.producer_id, one.transactional_id) for one in found] == [
         (0, 4_001, "holder"),
         (1, 4_001, "holder"),
@@ -95,25 +95,25 @@ def test_a_name_that_was_not_to_be_had_is_asked_for_again(
     watch.look(held(10_000))
     with monkeypatch.context() as patched:
         patched.setattr(Admin, "list_transactions", lambda self, **_: {1: []})
-        (one,) = watch.look(held(20_000)).open
+        (one,) = watch.look(held(20_000)).open_transactions
         assert (one.producer_id, one.transactional_id) == (4_001, "")
-    (one,) = watch.look(held(21_000)).open
+    (one,) = watch.look(held(21_000)).open_transactions
     assert one.transactional_id == "holder"
 
 
 def test_transactions_that_follow_each_other_hold_nothing_up(watch: TransactionWatch) -> None:
     for step in range(20):
-        assert watch.look(held(10_000 + 1_000 * step, stable=100 + step)).open == ()
+        assert watch.look(held(10_000 + 1_000 * step, stable=100 + step)).open_transactions == ()
     assert Admin.asked == 0
 
 
 def test_place_and_time_are_told_where_kafka_does_not_tell_whose_it_is(watch: TransactionWatch) -> None:
     Admin.refuses = True
     watch.look(held(10_000))
-    (one,) = watch.look(held(20_000)).open
+    (one,) = watch.look(held(20_000)).open_transactions
     assert (one.offset, one.since, one.producer_id) == (100, 10_000, -1)
     assert "partition 0 from offset 100: an open transaction, for 10 s" in one.in_words(20_000)
-    assert watch.look(held(21_000)).open == (one,)
+    assert watch.look(held(21_000)).open_transactions == (one,)
     assert Admin.asked == 1, "not with every look"
 
 
