@@ -197,7 +197,7 @@ def _fold(job: FoldJob, further: Further) -> bool:
         _write_checksums(base, folder, job, further)
         reach("fold-checksums-written")
         if job.rebuild_bits:
-            _rebuild_filter(base, folder, job, further)
+            _make_filter(base, folder, job, further)
     return given_up
 
 
@@ -307,7 +307,7 @@ def _move_filter(folder: Path, job: FoldJob) -> None:
     os.replace(new, folder / FILTER_FILE)
 
 
-def _rebuild_filter(base: lmdb.Environment, folder: Path, job: FoldJob, further: Further) -> None:
+def _make_filter(base: lmdb.Environment, folder: Path, job: FoldJob, further: Further) -> None:
     """A filter with exactly the base's documents, for the caller to take up."""
     from indexer.store.files.filter_file import save_filter  # only now: numpy takes memory
     from indexer.store.resolve.bloom_filter import IdFilter

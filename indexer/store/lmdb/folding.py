@@ -27,6 +27,7 @@ class Folding:
 
     Attributes:
         frozen: the delta set apart, until the base has it.
+        undo_given_up: the last fold has left no way back, for the disk was nearly full.
     """
 
     def __init__(
@@ -37,13 +38,12 @@ class Folding:
         self.frozen: Level | None = None
         self._state = (base.applied, base.counts)
         self._ticket: FoldTicket | None = None
-        self._rebuild_bits = 0
+        self._new_filter_bits = 0
         self._failed = False
         self._retry_at: int | None = None
         self._untold: Applied | None = None
         self._now = 0
         self.undo_given_up = False
-        """The last fold has left no way back, for the disk was nearly full."""
 
     @property
     def at_work(self) -> bool:
@@ -63,8 +63,8 @@ class Folding:
         self.frozen = delta
         self._state = (applied, counts)
         wanted = IdFilter.bits_for(counts.documents + self._settings.fold_entries, self._settings.filter_bits)
-        self._rebuild_bits = wanted if held.full() else 0
-        if self._rebuild_bits:
+        self._new_filter_bits = wanted if held.full() else 0
+        if self._new_filter_bits:
             held.keep_journal()
 
     def submit(self, held: IdFilter, now: int) -> None:
@@ -118,10 +118,10 @@ class Folding:
         )
         self._untold = self._base.applied
         reach("fold-settled")
-        return self._rebuilt(held) if self._rebuild_bits else held
+        return self._with_new_filter(held) if self._new_filter_bits else held
 
-    def told(self) -> Applied | None:
-        """The durable state of a fold that has ended, once."""
+    def take_durable(self) -> Applied | None:
+        """The durable state of a fold that has ended; None when it was taken already."""
         untold, self._untold = self._untold, None
         return untold
 
@@ -133,11 +133,11 @@ class Folding:
         if self.frozen is not None:
             self.frozen.retire(delete=self.frozen.folder)
         self.frozen = self._ticket = self._untold = None
-        self._failed, self._retry_at, self._rebuild_bits = False, None, 0
+        self._failed, self._retry_at, self._new_filter_bits = False, None, 0
 
-    def _rebuilt(self, held: IdFilter) -> IdFilter:
+    def _with_new_filter(self, held: IdFilter) -> IdFilter:
         """The filter that the fold built from the base, with what came since."""
-        self._rebuild_bits = 0
+        self._new_filter_bits = 0
         built = read_filter(self._folder / FILTER_FILE)
         if built is None:
             return held
@@ -158,7 +158,7 @@ class Folding:
             forward=counts.entries,
             back=counts.documents + counts.tombstones,
             skips=counts.skips,
-            rebuild_bits=self._rebuild_bits,
+            rebuild_bits=self._new_filter_bits,
             fsync=self._settings.fsync,
             # Less than commits leave free: a fold is what gives the delta's room back.
             reserve_bytes=self._settings.reserve_bytes // 4,

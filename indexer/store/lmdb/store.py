@@ -228,7 +228,7 @@ class LmdbSliceStore:
 
     def finish_fold(self, wait_s: float = 0.0) -> Applied | None:
         self._filter = self._folding.settle(wait_s, self._filter)
-        return self._folding.told()
+        return self._folding.take_durable()
 
     @property
     def horizon(self) -> Applied:
