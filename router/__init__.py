@@ -1,8 +1,8 @@
 """The router: from secondary keys to one segment per slice.
 
-What lives here: a pure core only. It hashes partition keys, groups puts by slice, and gives every slice the
-full covering range of offsets together with the ids that it must hear, even when the batch brings that slice
-nothing.
+What lives here: a pure core only. It finds the slice of each entry (hash, or splits) and who hears of which
+documents (`recipients`), groups puts by slice, and gives every slice the full covering range of offsets, even
+when the batch brings that slice nothing.
 
 Who may import it: `projector`, `streaming` and `deploy`. What it may import: `keytide`.
 

@@ -40,6 +40,11 @@ _DOCUMENT_BYTES: Final = 4 + 8 + 1 + 8
 """What one heard document takes beside its id: offset, time, length, hash."""
 _ENTRY_BYTES: Final = 4 + 2 + 4
 """What one entry takes beside its key and value."""
+_SKIP_BYTES: Final = 1 + 5 + 9 + 3 * 5
+"""What a line of the skip ledger takes beside its id and texts, at most, in MessagePack: that it is an array,
+the ordinal, the offset, and how long each of the three is."""
+_CHARACTER_BYTES: Final = 4
+"""What a character takes in UTF-8, at most."""
 
 
 class Entries(Protocol):
@@ -57,9 +62,9 @@ class Entries(Protocol):
     def skips(self) -> list[Skip]: ...
 
 
-def hashed(items: Sequence[bytes], count: int) -> npt.NDArray[np.uint16]:
-    """Which of so many each item falls to by its hash (xxh3_64): a partition key to its partition, or the
-    document id of a line of the skip ledger to its slice. u16[n]."""
+def hash_modulo(items: Sequence[bytes], count: int) -> npt.NDArray[np.uint16]:
+    """The hash (xxh3_64) of each item modulo `count`: of a partition key that is its partition, of the
+    document id of a line of the skip ledger its slice. u16[n]."""
     return (hashes_of(items, len(items)) % np.uint64(count)).astype(np.uint16)
 
 
@@ -85,7 +90,7 @@ def slices_of(
         splits = np.array(rule.splits, kind)
         found = np.searchsorted(splits, np.array(partition_keys, kind), side="right").astype(np.uint16)
     else:
-        found = hashed(partition_keys, rule.partitions)
+        found = hash_modulo(partition_keys, rule.partitions)
     if not rule.spread:
         return found
     number = id_hashes % np.array(rule.spread, np.uint64)[found]
@@ -117,7 +122,7 @@ def route(
                 routed[number] = (pack_puts(ordinals[start:end], keys[start:end], some), [])
             start = end
     if entries.skips:
-        of_skip = hashed([skip.id for skip in entries.skips], slices).tolist()
+        of_skip = hash_modulo([skip.id for skip in entries.skips], slices).tolist()
         for skip, number in zip(entries.skips, of_skip, strict=True):
             routed[number][1].append(skip)
     return routed
@@ -147,6 +152,7 @@ def _filled(empty: Segment, puts: Puts | None, skips: list[Skip], documents: Sli
     if ordinals is not None:
         if puts is not None:
             puts = replace(puts, ordinals=_places(ordinals, np.frombuffer(puts.ordinals, "<u4")))
+        # A line falls to a slice by its id alone, and that may not hear of its document: `offset` names it.
         skips = [replace(skip, ordinal=-1) for skip in skips]
     return replace(empty, heard=documents.heard, puts=puts, skips=skips, present=documents.present)
 
@@ -230,4 +236,5 @@ def _document_sizes(segment: Segment) -> npt.NDArray[np.int64]:
 
 
 def _skip_bytes(skip: Skip) -> int:
-    return 30 + len(skip.id) + len(skip.reason) + 4 * len(skip.detail)
+    # (Reasons are ASCII.)
+    return _SKIP_BYTES + len(skip.id) + len(skip.reason) + _CHARACTER_BYTES * len(skip.detail)

@@ -30,7 +30,7 @@ from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
 from keytide.wire.digests import SkippedVersion
 from keytide.wire.messages import Message, RemovalChunk, Skip
-from router.core import hashed
+from router.core import hash_modulo
 from streaming.backfill.batches import Seeded
 from streaming.core import runs
 from streaming.core.micro_batches import SeedUnfitError, SettledBatch
@@ -215,7 +215,7 @@ class Sending:
         for partition, some in groupby(lines, lambda line: line.partition):
             by_slice: dict[int, list[Skip]] = {}
             skips = [Skip(-1, line.offset, line.id, line.reason, line.detail) for line in some]
-            places = hashed([skip.id for skip in skips], len(self._merges)).tolist()
+            places = hash_modulo([skip.id for skip in skips], len(self._merges)).tolist()
             for skip, number in zip(skips, places, strict=True):
                 by_slice.setdefault(number, []).append(skip)
                 self._skipped[skip.reason] = self._skipped.get(skip.reason, 0) + 1

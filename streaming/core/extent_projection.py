@@ -28,7 +28,7 @@ from keytide.errors import invariant
 from keytide.wire.columns import pack_times
 from keytide.wire.messages import Heard, Skip
 from projector.core.projection import KeyspacePlan, Projected, SourceBatch, project
-from router.core import hashed, slices_of
+from router.core import hash_modulo, slices_of
 from streaming.core.micro_batches import add_counts
 from streaming.core.runs import SCHEMA, blob, lengths, numbers
 from streaming.core.versions import Hashes, Offsets, contained, newest_versions
@@ -159,7 +159,7 @@ class ExtentProjection:
             self._bytes += sum(entries.column(name).nbytes for name in ("key", "value"))
             self._bytes += DOCUMENT_BYTES * len(entries)
         reasons: dict[str, int] = {}
-        places = hashed([skip.id for skip in made.skips], len(targets))
+        places = hash_modulo([skip.id for skip in made.skips], len(targets))
         for skip, target in zip(made.skips, targets[places].tolist(), strict=True):
             if target < 0:
                 continue

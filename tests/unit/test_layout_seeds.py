@@ -28,7 +28,7 @@ from keytide.wire.columns import hashes_of
 from keytide.wire.digests import EntriesAnswer, SkippedVersion
 from keytide.wire.messages import Message, NodeHeartbeat, PutChunk, RemovalChunk
 from projector.core.projection import KeyspacePlan, SourceBatch, project
-from router.core import hashed, slices_of
+from router.core import hash_modulo, slices_of
 from streaming.backfill.seed import Sending, pin_of
 from streaming.core.micro_batches import SeedUnfitError
 from streaming.core.runs import ChunkHeader
@@ -427,7 +427,7 @@ def test_lines_of_skip_ledgers_go_to_the_slices_of_their_ids() -> None:
         for chunk in sent
         if isinstance(chunk, RemovalChunk) and chunk.heard is None
         for skip in chunk.skips
-        if hashed([skip.id], 4).tolist() == [number]
+        if hash_modulo([skip.id], 4).tolist() == [number]
     ]
     assert sorted(found) == [tuple(msgspec.structs.astuple(line)) for line in lines]
     assert sending.settled(0).skipped == {new.id: {"bad-id": 42, "not-json": 78}}

@@ -27,7 +27,7 @@ from keytide.settings.settings import load_settings
 from keytide.wire.columns import hashes_of, heard_ids, heard_offsets, heard_times, unpack
 from keytide.wire.messages import Message, PutChunk, RemovalChunk
 from projector.core.projection import SourceBatch
-from router.core import hashed, slices_of
+from router.core import hash_modulo, slices_of
 from streaming.core import micro_batches as core
 from streaming.core import runs, versions
 from streaming.core.extent_projection import ExtentProjection, heard_columns
@@ -344,7 +344,7 @@ def test_lines_of_the_skip_ledger_go_to_the_slice_of_the_id() -> None:
     }
     bad = {
         (r.partition, r.offset): (
-            int(hashed([r.key or b""], 4)[0]),
+            int(hash_modulo([r.key or b""], 4)[0]),
             "not-json" if r.key is not None else "bad-id",
         )
         for r in records
