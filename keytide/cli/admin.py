@@ -18,7 +18,7 @@ import msgspec
 from rich.markup import escape
 
 from keytide.cli.data_folder import running_state
-from keytide.cli.options import DEFAULT_DATA_DIR, WAIT_LONGER, give_up_s
+from keytide.cli.options import DEFAULT_DATA_DIR, GIVE_UP_LATER, give_up_s
 from keytide.cli.output import err, progress, readable
 from keytide.client import problem_error
 from keytide.client.protocol.requests import in_path
@@ -146,7 +146,7 @@ def coordinator(url: str | None, data_dir: Path, seconds: float | None = None) -
     """The coordinator for a command.
 
     Args:
-        seconds: how long it may take to answer; None for as long as the command has patience.
+        seconds: how long it may take to answer; None until the command gives up.
     """
     return Admin(find_urls(url, data_dir), seconds=give_up_s() if seconds is None else seconds)
 
@@ -248,14 +248,14 @@ class Admin:
             raise NotReachedError(
                 f"no connection to the coordinator at {self.url} within {_shown(limit.connect)} s",
                 problem_type=SILENT,
-                next_step=f"see `keytide doctor`; {WAIT_LONGER}",
+                next_step=f"see `keytide doctor`; {GIVE_UP_LATER}",
             ) from error
         except httpx.TimeoutException as error:
             raise RetryableError(
                 f"the coordinator at {self.url} did not answer within {_shown(limit.read)} s",
                 problem_type=SILENT,
                 next_step=("" if method == "GET" else "look whether it was done all the same, then ")
-                + f"see `keytide doctor`; {WAIT_LONGER}",
+                + f"see `keytide doctor`; {GIVE_UP_LATER}",
             ) from error
         except httpx.TransportError as error:
             reached = not isinstance(error, httpx.ConnectError) and method != "GET"

@@ -24,7 +24,7 @@ from keytide.cli.options import (
     check_alone,
     json_file,
     look_s,
-    set_patience,
+    set_give_up_s,
 )
 from keytide.cli.output import details, err, friendly_errors, out, print_json, table
 from keytide.cli.plug_ins import CommandGroup
@@ -42,7 +42,7 @@ app = typer.Typer(
 index_app = typer.Typer(help="Indexes.", no_args_is_help=True)
 build_app = typer.Typer(help="Builds of indexes.", no_args_is_help=True)
 node_app = typer.Typer(help="Indexer nodes.", no_args_is_help=True)
-app.callback()(set_patience)
+app.callback()(set_give_up_s)
 app.add_typer(index_app, name="index")
 app.add_typer(build_app, name="build")
 app.add_typer(node_app, name="node")

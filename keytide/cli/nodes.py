@@ -62,7 +62,7 @@ def node_urls(node: str | None, url: str | None, data_dir: Path) -> list[str]:
                 return [one, *known[at + 1 :], *silent]
             (refused if ready is None else silent).append(one)
         if silent:
-            return silent  # slow, perhaps: they get what patience there is
+            return silent  # slow, perhaps: they get the time that there is
     if not refused and silence is not None:
         raise silence
     raise RetryableError(

@@ -63,21 +63,21 @@ def json_file(path: Path) -> dict[str, Any]:
 
 # --- of all commands ------------------------------------------------------------------------------------
 
-DEFAULT_S: Final = 10.0
+DEFAULT_GIVE_UP_S: Final = 10.0
 """Twice what a node waits by default for a snapshot that is new enough."""
-_limit_s = DEFAULT_S
+_give_up_s = DEFAULT_GIVE_UP_S
 
-WAIT_LONGER: Final = "`keytide --give-up SECONDS` (or KEYTIDE_GIVE_UP_S) waits longer"
+GIVE_UP_LATER: Final = "`keytide --give-up SECONDS` (or KEYTIDE_GIVE_UP_S) waits longer"
 
 
 def give_up_s() -> float:
-    """Seconds."""
-    return _limit_s
+    """Seconds until a command that waits for an answer gives up."""
+    return _give_up_s
 
 
 def look_s() -> float:
     """Seconds for a question to which somebody else may know the answer."""
-    return _limit_s / 2
+    return _give_up_s / 2
 
 
 def _show_version(wanted: bool) -> None:
@@ -86,7 +86,7 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def set_patience(
+def set_give_up_s(
     give_up: Annotated[
         float,
         typer.Option(
@@ -96,12 +96,12 @@ def set_patience(
             min=0.1,
             help="how long a command waits for an answer",
         ),
-    ] = DEFAULT_S,
+    ] = DEFAULT_GIVE_UP_S,
     _version: Annotated[
         bool,
         typer.Option("--version", is_eager=True, callback=_show_version, help="print the release, and end"),
     ] = False,
 ) -> None:
     """Options of all commands; they stand before the command."""
-    global _limit_s
-    _limit_s = give_up
+    global _give_up_s
+    _give_up_s = give_up

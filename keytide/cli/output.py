@@ -24,7 +24,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from keytide.cli.options import WAIT_LONGER
+from keytide.cli.options import GIVE_UP_LATER
 from keytide.errors import KeytideError
 
 SIZES = frozenset({"bytes", "bytes_done", "bytes_total", "memory", "disk_free"})
@@ -166,7 +166,7 @@ def friendly_errors(as_json: bool = False) -> Iterator[None]:
         yield
     except KeytideError as error:
         if (error.problem_type, error.status) == ("node-unavailable", 504):  # it was silent for too long
-            error.next_step = "; ".join(filter(None, (error.next_step, WAIT_LONGER)))
+            error.next_step = "; ".join(filter(None, (error.next_step, GIVE_UP_LATER)))
         if as_json:
             print_json(error.problem())
         else:

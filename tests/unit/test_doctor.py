@@ -115,15 +115,15 @@ def test_a_broker_that_is_away_is_told_of_and_what_lacks_it() -> None:
     assert [one.ok for one in doctor.kafka_findings("k:1", kafka_of(2, 3), brokers=0)] == [True, True]
 
 
-def test_kafka_is_asked_for_as_long_as_the_command_has_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kafka_is_asked_until_the_command_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     class Silent:
         def list_topics(self, timeout: float) -> ClusterMetadata:
             asked.append(timeout)
             raise KafkaException("nothing came")
 
     asked: list[float] = []
-    for patience in (0.3, 60.0):
-        monkeypatch.setattr(doctor, "give_up_s", lambda patience=patience: patience)
+    for seconds in (0.3, 60.0):
+        monkeypatch.setattr(doctor, "give_up_s", lambda seconds=seconds: seconds)
         (found,) = doctor._asked(cast(AdminClient, Silent()), "k:1", [], 0)
         assert not found.ok
     assert asked == [0.3, 5.0]

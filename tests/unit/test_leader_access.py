@@ -15,7 +15,7 @@ from coordinator.core.source_status import SourceStatus
 from coordinator.http import leader_access
 from coordinator.http.api import create_app
 from coordinator.process.service import CoordinatorService
-from keytide.cli.options import DEFAULT_S
+from keytide.cli.options import DEFAULT_GIVE_UP_S
 from keytide.errors import CallerError
 from keytide.process.clock import now_ms
 from keytide.settings.settings import BACK_MS
@@ -60,7 +60,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Stopped]:
 
 def test_the_command_waits_for_longer_and_clients_come_back_sooner() -> None:
     assert 2 * BACK_MS < leader_access.SILENT_MS
-    assert leader_access.SILENT_MS / 1000 + 2 * leader_access.LOOK_S < DEFAULT_S
+    assert leader_access.SILENT_MS / 1000 + 2 * leader_access.LOOK_S < DEFAULT_GIVE_UP_S
 
 
 @pytest.mark.parametrize("asks_kafka_first", [True, False])
