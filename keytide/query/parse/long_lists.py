@@ -23,12 +23,12 @@ LONG_LIST: Final = 50
 _STRING: Final = r"'(?>(?:[^']|'')*)'"
 _CONSTANT: Final = rf"(?:{_STRING}|[0-9]++(?:\.[0-9]++)?(?:[eE][+-]?+[0-9]++)?)"
 _BLANK: Final = r"[ \t\r\n]*+"
-_constant: Final = re.compile(_CONSTANT)
-_list: Final = re.compile(  # strings and quoted names are met as a whole, not what is in them
+_CONSTANT_PATTERN: Final = re.compile(_CONSTANT)
+_LIST_PATTERN: Final = re.compile(  # strings and quoted names are met as a whole, not what is in them
     rf'{_STRING}|"(?>(?:[^"]|"")*)"'
     rf"|\b[iI][nN]{_BLANK}\({_BLANK}(?P<first>{_CONSTANT})(?P<others>(?>(?:{_BLANK},{_BLANK}{_CONSTANT})+)){_BLANK}\)"
 )
-_unclear: Final = re.compile(r"[\\$`]|--|/\*")
+_UNCLEAR_PATTERN: Final = re.compile(r"[\\$`]|--|/\*")
 """Comments, and strings that end elsewhere than at the next quote."""
 
 
@@ -47,15 +47,17 @@ def tokenize(text: str) -> tuple[list[Token], dict[int, Constants]]:
 
 def _shortened(text: str) -> tuple[str, dict[int, Constants]]:
     lists: dict[int, Constants] = {}
-    if _unclear.search(text):
+    if _UNCLEAR_PATTERN.search(text):
         return text, lists
     kept: list[str] = []
     end = 0
-    for found in _list.finditer(text):
+    for found in _LIST_PATTERN.finditer(text):
         if found["first"] is None or found["others"].count(",") + 1 < LONG_LIST:
             continue
         start, stop = found.span("others")
-        constants = [(one.start(), one[0]) for one in _constant.finditer(text, found.start("first"), stop)]
+        constants = [
+            (one.start(), one[0]) for one in _CONSTANT_PATTERN.finditer(text, found.start("first"), stop)
+        ]
         if len(constants) >= LONG_LIST:
             kept += text[end:start], " " * (stop - start)
             end = stop
