@@ -9,7 +9,8 @@ When what a read got contradicts itself, its slice is *doubted* (`SnapshotRing.r
 next: its base against the checksums, and, for deltas have none, all entries of its newest commit against the
 back index and the counts (Mirror). What that finds is damage. When it finds nothing the slice stays in
 service: the fault was the request's, or a bug's. A slice is not checked again for a doubt within
-`indexer.doubt_pause_s`, so that nobody can keep the disk busy by asking.
+`indexer.doubt_pause_s`, so that nobody can keep the disk busy by asking. A doubt stays until a check has
+looked: one that could not (the disk is full, too many snapshots are open) comes again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from keytide.errors import InvariantViolationError, RetryableError
 from keytide.process.worker import Worker
 
 log = logging.getLogger(__name__)
+
+AGAIN_MS = 1_000
+"""After a check that could not begin."""
 
 
 class _Check(Worker):
@@ -67,7 +71,7 @@ class Scrubber:
     def __init__(self, interval_ms: int, doubt_pause_ms: int) -> None:
         self._interval = interval_ms
         self._doubt_pause = doubt_pause_ms
-        self._doubted: dict[SliceKey, int] = {}
+        self._rests_until: dict[SliceKey, int] = {}
         self._due: dict[SliceKey, int] = {}
         self._at_work: _Check | None = None
         self._left: _Check | None = None
@@ -81,7 +85,7 @@ class Scrubber:
             self._ended(runners[check.key], check, now)
         if self._at_work is not None or self._left is not None:
             return
-        self._doubted = {key: at for key, at in self._doubted.items() if key in runners}
+        self._rests_until = {key: at for key, at in self._rests_until.items() if key in runners}
         if any(self._check_doubted(runner, now) for runner in runners.values()):
             return
         self._due = {key: self._due.get(key, now + self._interval) for key in runners}
@@ -99,18 +103,21 @@ class Scrubber:
     def _check_doubted(self, runner: SliceRunner, now: int) -> bool:
         """Begin to check a slice that a reader doubts; whether that was done."""
         key, core = runner.key, runner.core
-        last = self._doubted.get(key)
-        if (last is not None and now - last < self._doubt_pause) or core.applied.building:
+        if now < self._rests_until.get(key, now) or core.applied.building:
             return False
         doubt = runner.ring.take_doubt() if core.state != "LOST" else ""
         if not doubt:
             return False
-        self._doubted[key] = now
         try:
             commit = runner.store.snapshot()
-        except RetryableError as error:
-            log.warning("slice %s/%d is doubted (%s) and could not be checked: %s", *key, doubt, error)
+        except StoreDamagedError as error:
+            runner.lose(error.message, now, damaged=True)
             return False
+        except RetryableError as error:
+            self._rests_until[key] = now + AGAIN_MS
+            self._not_checked(runner, doubt, error)
+            return False
+        self._rests_until[key] = now + self._doubt_pause
         log.warning("slice %s/%d is checked, for a read has met: %s", *key, doubt)
         self._at_work = _Check(key, runner.store, commit, doubt)
         return True
@@ -121,7 +128,7 @@ class Scrubber:
         except StoreDamagedError as error:
             runner.lose(error.message, now, damaged=True)
         except RetryableError as error:
-            log.warning("slice %s/%d could not be checked: %s", *runner.key, error)
+            self._not_checked(runner, check.doubt, error)
         else:
             if check.doubt:
                 log.error(
@@ -129,3 +136,10 @@ class Scrubber:
                 )
             else:
                 log.info("slice %s/%d is as it was written", *runner.key)
+
+    def _not_checked(self, runner: SliceRunner, doubt: str, error: RetryableError) -> None:
+        """The doubt, if there is one, stays."""
+        why = f", which a read doubts ({doubt})," if doubt else ""
+        log.warning("slice %s/%d%s could not be checked: %s", *runner.key, why, error)
+        if doubt:
+            runner.ring.report_doubt(doubt)

@@ -191,7 +191,9 @@ class SliceRunner:
             return unique.look_after(now, self.store.snapshot() if unique.due(now) else None)
         except StoreDamagedError as error:
             self.lose(error.message, now, damaged=True)
-            return False
+        except RetryableError:
+            pass  # (no snapshot can be had now; it stays due)
+        return False
 
     def set_limits(self, limits: SliceLimits) -> None:
         """Change the slice's share of the node's memory."""

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import pytest
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from indexer.hosting.metrics import NodeMetrics
 from indexer.hosting.node import ServingNode
 from indexer.hosting.node_folder import NodeFolder
 from indexer.hosting.placed import placed_here
+from indexer.hosting.scrubber import AGAIN_MS
 from indexer.hosting.slice_runner import RESTART_MS, RETRY_MS, SliceKey, SliceRunner
 from indexer.hosting.spool import ChunkSpool
 from indexer.ingest.metadata import histories_complete
@@ -409,12 +410,17 @@ def test_a_check_finds_damage_beside_everything_else(place: Place, monkeypatch: 
 def doubt(place: Place, reason: str) -> None:
     """A read doubts the slice, and the check of it ends."""
     place.node.report_doubt(*KEY, reason)
-    place.hosting.look_after(0)
+    checked(place, 0)
+
+
+def checked(place: Place, now: int) -> None:
+    """What is due is begun, and ends."""
+    place.hosting.look_after(now)
     deadline = time.monotonic() + 10
     while any(one.name == "scrub" for one in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.001)
-    place.hosting.look_after(0)
+    place.hosting.look_after(now)
 
 
 def test_a_sound_slice_that_a_read_doubts_is_checked_and_serves_on(
@@ -431,6 +437,57 @@ def test_a_sound_slice_that_a_read_doubts_is_checked_and_serves_on(
     caplog.clear()
     doubt(place, "again")
     assert caplog.text == "", "it is not checked again and again"
+
+
+def too_many() -> NoReturn:
+    raise RetryableError("40 snapshots of it are open", problem_type="too-many-snapshots")
+
+
+def test_a_doubt_stays_while_no_snapshot_can_be_had(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = place.built()
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.store, "snapshot", too_many)
+        doubt(place, "entries are out of order")
+        place.hosting.look_after(AGAIN_MS - 1)
+    assert caplog.text.count("could not be checked: 40 snapshots of it are open") == 1
+    caplog.clear()
+    checked(place, AGAIN_MS)
+    assert "is as it was written, and yet a read has met: entries are out of order" in caplog.text
+
+
+def test_a_doubt_stays_when_its_check_cannot_go_on(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = place.built()
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.store, "verify", too_many)
+        doubt(place, "entries are out of order")
+    assert "is as it was written" not in caplog.text
+    checked(place, load_settings().indexer.doubt_pause_s * 1_000)
+    assert "is as it was written, and yet a read has met: entries are out of order" in caplog.text
+
+
+def test_a_doubt_finds_damage_before_its_check_begins(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = place.built()
+
+    def bad() -> NoReturn:
+        raise StoreDamagedError("page 7 is not what was written")
+
+    monkeypatch.setattr(runner.store, "snapshot", bad)
+    doubt(place, "entries are out of order")
+    assert (place.status().state, place.status().reason) == ("LOST", "page 7 is not what was written")
+
+
+def test_a_sweep_waits_while_no_snapshot_can_be_had(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = place.built()
+    watch = UniqueWatch(KeyShape(structure_of("btree", 1)), UniqueLimits())
+    monkeypatch.setattr(runner, "unique", watch)
+    monkeypatch.setattr(watch, "due", lambda _: True)
+    monkeypatch.setattr(runner.store, "snapshot", too_many)
+    place.hosting.look_after(0)
+    assert (place.hosting.runners[KEY], watch.sweeping) == (runner, False)
 
 
 def test_a_doubt_finds_a_base_that_is_damaged(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
