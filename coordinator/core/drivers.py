@@ -30,6 +30,8 @@ MAX_BACK_OFF_MS: Final = 30_000
 
 def end_of(event: DriverExited) -> str:
     """How a driver ended, in words."""
+    if event.status == NOT_STARTED:
+        return f"it could not be started: {event.tail}"
     how = f"status {event.status}" if event.status > 0 else f"signal {-event.status}"
     return f"it ended with {how}. {event.tail}" if event.tail else f"it ended with {how}"
 

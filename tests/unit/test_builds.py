@@ -12,7 +12,7 @@ from coordinator.builds.registry import FINAL, TRANSITIONS, BuildLimits, BuildRu
 from coordinator.catalog.dictionary import NoSuchIndexError
 from coordinator.catalog.placement import TooFewNodesError, counts, place
 from coordinator.catalog.registry import ConflictError
-from coordinator.core.drivers import JOURNAL_LOST, NO_ROOM, READ_LOST, SEED_UNFIT
+from coordinator.core.drivers import JOURNAL_LOST, NO_ROOM, NOT_STARTED, READ_LOST, SEED_UNFIT
 from coordinator.core.events import DriverExited, PrepareFailed, Reported, SourceSampled, TopicsDeleted
 from coordinator.core.instructions import (
     DeleteTopics,
@@ -397,6 +397,15 @@ def test_a_dead_driver_is_started_again_with_back_off_and_then_its_build_pauses(
     assert world.handle(DriverExited("b8", 1, "last words", world.now)) == [StopDriver("b8")]
     assert (world.build("b8").state, world.build("b8").error) == ("PAUSED", "")
     assert "last words" in world.build("b8").paused
+
+
+def test_a_driver_that_never_began_did_not_end() -> None:
+    world = started(World(BuildLimits(restarts=0)))
+    full = DriverExited("b8", NOT_STARTED, "[Errno 122] Disk quota exceeded", world.now)
+    assert world.handle(full) == [StopDriver("b8")]
+    paused = world.build("b8").paused
+    assert "it could not be started: [Errno 122] Disk quota exceeded" in paused
+    assert "it ended" not in paused
 
 
 def test_a_driver_that_knows_that_it_can_never_work_is_not_started_again() -> None:
