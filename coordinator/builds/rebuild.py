@@ -80,7 +80,7 @@ class Rebuilds:
                 or record.keyspace in self._registry.halted
             ):
                 continue
-            for index, number in self._filled(record):
+            for index, number in self._to_fill(record):
                 if (index.id, number) in self._nodes.lost:
                     key = (record.id, index.id, number)
                     lost[key] = self._lost_in_build.get(key, now)
@@ -102,7 +102,7 @@ class Rebuilds:
         incarnation = self._registry.incarnation(record.keyspace)
         serve = {
             (index.id, number)
-            for index, number in self._filled(record)
+            for index, number in self._to_fill(record)
             if number not in self._registry.half_rebuilt(index)
             for node in (index.placement[number] if index.placement else ())
             if self._nodes.copy_serves(node, index.id, number, incarnation)
@@ -116,7 +116,8 @@ class Rebuilds:
         self._registry.put(replace(record, indexes=list(left), slices=left))
         return []
 
-    def _filled(self, record: BuildRecord) -> Iterator[tuple[IndexRecord, int]]:
+    def _to_fill(self, record: BuildRecord) -> Iterator[tuple[IndexRecord, int]]:
+        """The slices that a build is to fill, each with its index."""
         for index in self._registry.indexes(record):
             if record.rebuild or (index.build == record.id and index.state in ("BUILDING", "PAUSED")):
                 for number in record.slices_of(index):
@@ -134,7 +135,7 @@ class Rebuilds:
                 and status.timestamp.covers(target)
                 for status in self._nodes.said(index.id, number)
             )
-            for index, number in self._filled(record)
+            for index, number in self._to_fill(record)
         )
 
     # --- collecting -----------------------------------------------------------------------------------------
@@ -178,16 +179,20 @@ class Rebuilds:
 
     def _request(self, keyspace: str, found: dict[Slice, BuildRecord | None], now: int) -> list[Instruction]:
         out: list[Instruction] = []
+        failed = {
+            key: last for key, last in sorted(found.items()) if last is not None and last.state != "READY"
+        }
+        for (id_, number), last in failed.items():
+            if last.attempt >= self._limits.restarts:
+                out += self._fail(id_, number, last, now)
         slices: dict[str, list[int]] = {}
         attempt = 0
-        for (id_, number), last in sorted(found.items()):
-            failed = last if last is not None and last.state != "READY" else None
-            if failed is not None and failed.attempt >= self._limits.restarts:
-                out += self._fail(id_, number, failed, now)
-                slices.pop(id_, None)
-                continue
-            attempt = max(attempt, failed.attempt + 1 if failed else 0)
-            slices.setdefault(id_, []).append(number)
+        for id_, number in sorted(found):
+            index = self._registry.dictionary.catalog.index(id_)
+            if index is not None and index.state == "READY":  # one that failed needs none of its slices
+                slices.setdefault(id_, []).append(number)
+                last = failed.get((id_, number))
+                attempt = max(attempt, last.attempt + 1 if last else 0)
         first = self._registry.dictionary.catalog.index(min(found)[0])
         origin = origin_of(self._registry.dictionary.catalog, first) if first else None
         record = self._builds.request_rebuild(keyspace, slices, now, attempt, origin)

@@ -21,6 +21,7 @@ from coordinator.core.instructions import (
 from coordinator.http import metrics
 from coordinator.queues.orphaned_topics import orphans
 from coordinator.views import views
+from keytide.catalog.records import BuildRecord, IndexRecord
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import BuildEnd, NodeHeartbeat, Published, SliceStatus
 from tests.unit.leader_world import MUTATIONS, World, backfilled, facts
@@ -35,6 +36,21 @@ def serving(limits: BuildLimits = LIMITS) -> World:
     world.common(130, 60)
     assert world.index("by_city").state == "READY"
     return world
+
+
+def with_other(world: World) -> IndexRecord:
+    """Another index is READY, with slice 0 on n2."""
+    world.sql("CREATE INDEX other ON people (name) WITH (slices=1)")
+    (prepare,) = world.tick()
+    assert isinstance(prepare, PrepareBuild)
+    world.prepared(prepare.build, facts((130, 60)))
+    world.activate(2, 130, 60)
+    world.driver(prepare.build, "PASSED", 1, (130, 60))
+    world.handle(SourceSampled(facts((130, 60)), prepare.build, world.now))
+    world.common(140, 60)
+    index = world.index("other")
+    assert index.state == "READY"
+    return index
 
 
 def status(world: World, number: int, state: str, at: tuple[int, ...] = (), **other: Any) -> SliceStatus:
@@ -146,16 +162,7 @@ def test_a_lost_slice_is_rebuilt_alone() -> None:
 
 def test_what_is_lost_within_the_wait_is_one_build_and_several_indexes_too() -> None:
     world = serving()
-    world.sql("CREATE INDEX other ON people (name) WITH (slices=1)")
-    (prepare,) = world.tick()
-    assert isinstance(prepare, PrepareBuild)
-    world.prepared(prepare.build, facts((130, 60)))
-    world.activate(2, 130, 60)
-    world.driver(prepare.build, "PASSED", 1, (130, 60))
-    world.handle(SourceSampled(facts((130, 60)), prepare.build, world.now))
-    world.common(140, 60)
-    other = world.index("other")
-    assert other.state == "READY"
+    other = with_other(world)
     beat(world, {2: "LOST"})
     lost = [status(world, 1, "LIVE", (140, 60)), status(world, 0, "LOST", index=other.id)]
     world.now += 500
@@ -256,6 +263,30 @@ def test_a_rebuild_that_fails_is_tried_again_with_growing_pauses_and_then_the_in
     assert "could not be rebuilt in 3 attempts; at last: no Java; build the index again" in index.reason
 
 
+def test_an_index_that_fails_for_one_slice_has_no_say_in_the_rebuild_of_others() -> None:
+    world = serving()
+    other = with_other(world).id
+    for id_, slices, attempt in (
+        ("b90", {"by_city-7": [0]}, 2),
+        ("b91", {"by_city-7": [2]}, 1),
+        ("b92", {other: [0]}, 0),
+    ):
+        failed = BuildRecord(
+            id_, "people", [*slices], "FAILED", Timestamp(), 1, slices=slices, attempt=attempt
+        )
+        world.leader.dictionary.put(failed)
+    world.now += 60_000
+    for _ in range(4):
+        beat(world, {0: "LOST", 2: "LOST"})
+        lost = [status(world, 1, "LIVE", (140, 60)), status(world, 0, "LOST", index=other)]
+        world.handle(Reported(NodeHeartbeat("n2", "", 1, world.now, lost, 0, 0, 0), world.now))
+        world.tick(500)
+    assert "slice 0 lost its data and could not be rebuilt" in world.index("by_city").reason
+    assert (world.index("by_city").state, world.index("other").state) == ("FAILED", "READY")
+    (build,) = [one for one in world.leader.builds.registry.all() if one.rebuild and one.state != "FAILED"]
+    assert (build.slices, build.attempt) == ({other: [0]}, 1)
+
+
 def test_a_rebuild_that_is_cancelled_is_tried_again_later() -> None:
     world = serving()
     build = queued(world, {1: "LOST"})
@@ -330,15 +361,7 @@ def test_dropping_an_index_ends_its_rebuild() -> None:
 def test_an_index_leaves_a_rebuild_of_several() -> None:
     world = serving()
     catalog = world.leader.dictionary.catalog
-    world.sql("CREATE INDEX other ON people (name) WITH (slices=1)")
-    (prepare,) = world.tick()
-    assert isinstance(prepare, PrepareBuild)
-    world.prepared(prepare.build, facts((130, 60)))
-    world.activate(2, 130, 60)
-    world.driver(prepare.build, "PASSED", 1, (130, 60))
-    world.handle(SourceSampled(facts((130, 60)), prepare.build, world.now))
-    world.common(140, 60)
-    other = world.index("other").id
+    other = with_other(world).id
     record = world.leader.builds.request_rebuild("people", {"by_city-7": [1], other: [0]}, world.now)
     assert record is not None
     world.tick()
