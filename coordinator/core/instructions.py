@@ -153,11 +153,13 @@ class QueueCopy(NamedTuple):
         who: for people.
         horizon: first offset that it may ever need again.
         position: first offset that it has not durably read.
+        why: it cannot say what it may need, `horizon` is -1 then.
     """
 
     who: str
     horizon: int
     position: int
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ With each order Kafka is asked how large the queues are (`coordinator.core.queue
 back too much of its queue is given up for it (`coordinator.copies.held_back`).
 
 The order names what every copy that counts has durably read; who deletes holds it against that
-(`coordinator.queues.trim_guard`).
+(`coordinator.queues.trim_guard`). Where nothing goes there is no order: what holds each queue (`holders`) is
+worked out when somebody asks, as an order is.
 
 Silence counts only while the leader itself was awake: who was stopped for a day, or had the clock set, has
 heard nobody for a day.
@@ -37,14 +38,16 @@ heard nobody for a day.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from coordinator.builds.builds import Builds
 from coordinator.core.events import QueuesTrimmed
 from coordinator.core.instructions import Instruction, Note, QueueCopy, QueueLimit, TrimQueues
 from coordinator.core.limits import CoreLimits
 from coordinator.core.queue_sizes import QueueSizes
+from coordinator.queues.holders import QueueHolder, holder_of
 from coordinator.stability.issuer import TimestampIssuer
 from keytide.catalog.records import IndexRecord
-from keytide.wire.messages import SliceStatus
 
 ASLEEP_MS = 10_000
 """A leader whose ticks are further apart was asleep, or its clock was set."""
@@ -101,10 +104,9 @@ class Trimmer:
         self._reached = {key: low for key, low in self._reached.items() if key[0] not in made_anew}
         self._ready_since = {key: self._ready_since.get(key, now) for key in ready}
         limits: list[QueueLimit] = []
-        for key, index in ready.items():
-            since = self._ready_since[key] + self._limits.queue_settling_ms
-            if now >= since and index.keyspace not in self._registry.halted:
-                limits += self._limits_of(index, since, now)
+        for index in ready.values():
+            if not self._passed_over(index, now):
+                limits += self._limits_of(index, now)
         topics = self._registry.dictionary.topics
         # (Beside queues, what there is always, and what builds fill: they want to know of those disks.)
         asked = [topics.control, *(topics.mutations(id_) for id_, _ in ready), *self._filled()]
@@ -125,16 +127,46 @@ class Trimmer:
             for index in build.indexes
         ]
 
-    def _limits_of(self, index: IndexRecord, since: int, now: int) -> list[QueueLimit]:
-        dictionary = self._registry.dictionary
-        topic = dictionary.topics.mutations(index.id)
-        filled = [record for record in dictionary.catalog.copies() if record.index == index.id]
-        rebuilds = self._registry.rebuilds(index.id)
-        incarnation = self._registry.incarnation(index.keyspace)
+    def holders(self, index: IndexRecord, now: int) -> list[QueueHolder]:
+        """What holds the queue of each slice of an index, as an order would see it now."""
+        if why := self._passed_over(index, now):
+            return [QueueHolder(why)] * len(index.placement)
+        return [holder_of(copies, silent) for copies, silent in self._counting(index, now)]
+
+    def _passed_over(self, index: IndexRecord, now: int) -> str:
+        """Why nothing goes of any queue of an index, "" when something may."""
+        if index.state != "READY":
+            return f"the index is {index.state}"
+        if index.keyspace in self._registry.halted:
+            return "the history of its keyspace is being examined"
+        if now < self._settled_at(index, now):
+            settling = self._limits.queue_settling_ms / 1000
+            return f"the index has been READY for less than {settling:g} s of this leader's term"
+        return ""
+
+    def _settled_at(self, index: IndexRecord, now: int) -> int:
+        """From when on words of nodes are about the present queue of a READY index."""
+        return self._ready_since.get((index.id, index.version), now) + self._limits.queue_settling_ms
+
+    def _limits_of(self, index: IndexRecord, now: int) -> list[QueueLimit]:
+        topic = self._registry.dictionary.topics.mutations(index.id)
         found: list[QueueLimit] = []
+        for number, (copies, silent) in enumerate(self._counting(index, now)):
+            before = min((copy.horizon for copy in copies), default=-1)
+            older_than = now - self._limits.queue_retention_ms if silent else 0
+            if (copies and before < 0) or not (copies or silent):
+                continue
+            if silent or before > self._reached.get((topic, number), 0):
+                found.append(QueueLimit(topic, number, before, older_than, tuple(copies)))
+        return found
+
+    def _counting(self, index: IndexRecord, now: int) -> Iterator[tuple[list[QueueCopy], list[str]]]:
+        """Of each slice what counts for its queue, and nodes with a copy that are silent for too long."""
+        filled = [one for one in self._registry.dictionary.catalog.copies() if one.index == index.id]
+        rebuilds = self._registry.rebuilds(index.id)
         for number in range(len(index.placement)):
             copies = [
-                QueueCopy(f"rebuild {record.id}", place, place)
+                QueueCopy(f"rebuild {record.id}", place, place, "" if place >= 0 else "it has not begun")
                 for record in rebuilds
                 if number in record.slices.get(index.id, ())
                 for place in (record.queue_positions.get(index.id, {}).get(number, -1),)
@@ -144,44 +176,37 @@ class Trimmer:
                 for record in filled
                 if record.slice == number
             ]
-            expired = False
+            silent: list[str] = []
             for node, copy in index.copies_kept(number).items():
                 if self._silent(node, now):
-                    expired = True
-                    continue
-                status = self._status(node, index.id, number, copy, since)
-                if status is not None and status.state == "LOST":
-                    continue
-                position = self._position(node, index.id, number)
-                copies.append(QueueCopy(f"node {node}", self._horizon(status, incarnation), position))
-            before = min((copy.horizon for copy in copies), default=-1)
-            older_than = now - self._limits.queue_retention_ms if expired else 0
-            if (copies and before < 0) or not (copies or expired):
-                continue
-            if expired or before > self._reached.get((topic, number), 0):
-                found.append(QueueLimit(topic, number, before, older_than, tuple(copies)))
-        return found
+                    silent.append(node)
+                elif (said := self._said(node, index, number, copy, now)) is not None:
+                    copies.append(said)
+            yield copies, silent
 
-    def _status(self, node: str, index: str, number: int, copy: str, since: int) -> SliceStatus | None:
-        """What a copy has said of itself, as far as it counts here: not before `since`, and by a node that
-        has read nothing of another leader."""
+    def _said(self, node: str, index: IndexRecord, number: int, copy: str, now: int) -> QueueCopy | None:
+        """What a copy of a slice may need and has durably read (nothing, as far as is known, when it has not
+        said so), as far as its word counts here; None of one that is LOST."""
         known = self._stability.nodes.by_id.get(node)
-        if known is None or known.heard_at < since:
+        status = known.slice(index.id, number) if known else None
+        why = ""
+        if known is None or known.heard_at < self._settled_at(index, now):
+            why = "it has not been heard in this term, or not since the index became READY"
+        elif known.heartbeat.catalog_offset > self._registry.dictionary.written:
+            why = "it has read more of the dictionary than this leader has written: another one leads"
+        elif status is None:
+            why = "it says nothing of the slice"
+        elif status.copy != copy:
+            why = "it speaks of another copy of the slice"
+        elif status.state == "LOST":
             return None
-        if known.heartbeat.catalog_offset > self._registry.dictionary.written:
-            return None
-        status = known.slice(index, number)
-        return status if status is not None and status.copy == copy else None
-
-    def _horizon(self, status: SliceStatus | None, incarnation: int) -> int:
-        """What a copy may still need, -1 when that is not known."""
-        return status.queue_horizon if status is not None and status.incarnation == incarnation else -1
-
-    def _position(self, node: str, index: str, number: int) -> int:
-        """What a replica has durably read: nothing, as far as is known, when it has not said so."""
-        known = self._stability.nodes.by_id.get(node)
-        status = known.slice(index, number) if known else None
-        return status.queue_position if status else 0
+        elif status.incarnation != self._registry.incarnation(index.keyspace):
+            why = "it has not rolled back yet"
+        elif status.queue_horizon < 0:
+            serves = status.state == "LIVE"
+            why = "its base can step back into its build" if serves else f"it is {status.state}"
+        horizon = status.queue_horizon if status and not why else -1
+        return QueueCopy(f"node {node}", horizon, status.queue_position if status else 0, why)
 
     def _silent(self, node: str, now: int) -> bool:
         """Whether a node has been silent for longer than queues are kept."""

@@ -140,7 +140,8 @@ def copy_counts(leader: Leader, index: IndexRecord) -> dict[str, int]:
 
 def index_slices(leader: Leader, index: IndexRecord, ends: Timestamp, now: int) -> list[Document]:
     """The slices of an index, each copy: those that count, then those that are being filled, or leave. Their
-    load is that of all copies together.
+    load is that of all copies together, and their queue is one (`queue_held_from`: the first offset that
+    stays; None where nothing goes, or by age alone).
 
     Args:
         ends: of the source.
@@ -148,6 +149,7 @@ def index_slices(leader: Leader, index: IndexRecord, ends: Timestamp, now: int) 
     rebuilds = leader.builds.registry.rebuilds(index.id)
     loads = rates(leader, index)
     hot = leader.loads.hot(index)
+    holders = leader.trimmer.holders(index, now)
     documents: list[Document] = []
     for number in range(len(index.placement)):
         rebuild = next((one.id for one in rebuilds if number in one.slices[index.id]), None)
@@ -159,7 +161,8 @@ def index_slices(leader: Leader, index: IndexRecord, ends: Timestamp, now: int) 
                 "hot": [one.measure for one in hot if one.slice == number],
             }
             told = _copy(index, copy, ends)
-            documents.append({**told, "rebuild": rebuild, **progress(copy, now), **load})
+            queue = {"queue_held_by": holders[number].by, "queue_held_from": holders[number].offset}
+            documents.append({**told, **queue, "rebuild": rebuild, **progress(copy, now), **load})
     return documents
 
 

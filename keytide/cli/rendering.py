@@ -147,6 +147,23 @@ def _show_slices(title: str, slices: Sequence[Document]) -> None:
     )
     columns = (*SLICE_COLUMNS[:-1], *more, SLICE_COLUMNS[-1])
     table(title, columns, [cells(one, columns) for one in slices])
+    for why, numbers in _held_by_others(slices).items():
+        which = "slices" if len(numbers) > 1 else "slice"
+        text = f"what holds the queue of {which} {', '.join(map(str, numbers))}: {why}"
+        out.print(escape(text), highlight=False)
+
+
+def _held_by_others(slices: Sequence[Document]) -> dict[str, list[int]]:
+    """What holds queues and is none of the copies in the table by its `queue_horizon` -> slices."""
+    shown = {(one["slice"], one.get("queue_horizon")) for one in slices}
+    found: dict[str, list[int]] = {}
+    for one in slices:
+        why, offset = one.get("queue_held_by"), one.get("queue_held_from")
+        if why and (offset is None or (one["slice"], offset) not in shown):
+            numbers = found.setdefault(why, [])
+            if one["slice"] not in numbers:
+                numbers.append(one["slice"])
+    return found
 
 
 def show_event(line: Document) -> None:

@@ -201,13 +201,17 @@ def keep_the_old_topic(patches: Patches) -> None:
 
 @mutant("R34", "queues are trimmed to their ends", faults=("node-crash",))
 def trim_everything(patches: Patches) -> None:
-    patches.put(trimming.Trimmer, "_horizon", lambda self, *_: 1 << 30)
+    def said(self: trimming.Trimmer, *arguments: Any) -> Any:
+        copy = _said(self, *arguments)
+        return copy and copy._replace(horizon=1 << 30)
+
+    _said = patches.put(trimming.Trimmer, "_said", said)
 
 
 @mutant("R34", "queues are trimmed to what the fastest copy needs", faults=("node-crash",))
 def trim_by_the_fastest(patches: Patches) -> None:
-    def limits_of(self: trimming.Trimmer, index: Any, since: int, now: int) -> Any:
-        found = _limits_of(self, index, since, now)
+    def limits_of(self: trimming.Trimmer, index: Any, now: int) -> Any:
+        found = _limits_of(self, index, now)
         most = max((copy.position for one in found for copy in one.copies), default=-1)
         return [dataclasses.replace(one, before=most) for one in found]
 

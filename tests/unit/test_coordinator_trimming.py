@@ -75,6 +75,81 @@ def test_each_copy_shows_what_it_needs_of_its_queue() -> None:
     assert [one["queue_position"] for one in shown] == read
 
 
+def held_by(world: World, number: int) -> tuple[str, int | None]:
+    """What is shown to hold a slice's queue, and from which offset on."""
+    shown = views.slices(world.leader, world.index("by_city"), world.now)
+    ((by, offset),) = {
+        (one["queue_held_by"], one["queue_held_from"]) for one in shown if one["slice"] == number
+    }
+    return by, offset
+
+
+def cannot_say(node: str, why: str) -> tuple[str, None]:
+    return f"node {node}, which cannot say what it may need: {why}", None
+
+
+def test_what_holds_each_queue_is_shown() -> None:
+    world = serving()
+    unheard = "it has not been heard in this term, or not since the index became READY"
+    assert held_by(world, 0) == cannot_say("n1", unheard)
+    beat(world, {0: 70, 2: -1}, ("n1",))
+    assert held_by(world, 0) == ("node n1, which may need 70", 70)
+    assert held_by(world, 2) == cannot_say("n1", "its base can step back into its build")
+    assert held_by(world, 1) == cannot_say("n2", unheard)
+    beat(world, {}, ("n2",))
+    assert held_by(world, 1) == cannot_say("n2", "it says nothing of the slice")
+    stale = [replace(status(world, 1, "LIVE"), queue_horizon=40, incarnation=-1)]
+    world.handle(Reported(NodeHeartbeat("n2", "", 1, world.now, stale, 0, 0, 0), world.now))
+    assert held_by(world, 1) == cannot_say("n2", "it has not rolled back yet")
+    built = [status(world, 1, "BUILDING")]
+    world.handle(Reported(NodeHeartbeat("n2", "", 1, world.now, built, 0, 0, 0), world.now))
+    assert held_by(world, 1) == cannot_say("n2", "it is BUILDING")
+    lost = [status(world, 1, "LOST")]
+    world.handle(Reported(NodeHeartbeat("n2", "", 1, world.now, lost, 0, 0, 0), world.now))
+    assert held_by(world, 1) == ("no copy that counts has data", None)
+
+
+def test_what_holds_all_queues_of_an_index_is_shown() -> None:
+    world = serving(settle=False)
+    world.tick(1_000)
+    beat(world, {0: 70, 1: 80, 2: 90})
+    young = "the index has been READY for less than 10 s of this leader's term"
+    assert [held_by(world, number) for number in range(3)] == [(young, None)] * 3
+    world.now += 11_000
+    beat(world, {0: 70, 1: 80, 2: 90})
+    assert held_by(world, 1) == ("node n2, which may need 80", 80)
+    world.leader.builds.registry.halted.add("people")
+    assert held_by(world, 1) == ("the history of its keyspace is being examined", None)
+    world.leader.builds.registry.halted.clear()
+    index = world.leader.dictionary.index_named("by_city")
+    world.leader.dictionary.put(replace(index, state="FAILED"))
+    world.tick(1_000)
+    assert held_by(world, 1) == ("the index is FAILED", None)
+
+
+def test_a_rebuild_is_shown_to_hold_the_queue() -> None:
+    world = serving()
+    build = queued(world, {1: "LOST"})
+    not_begun = f"rebuild {build}, which cannot say what it may need: it has not begun"
+    assert held_by(world, 1) == (not_begun, None)
+    in_catchup(world, build)  # it goes on from 71
+    beat(world, {1: 500}, ("n2",))
+    assert held_by(world, 1) == (f"rebuild {build}, which may need 71", 71)
+
+
+def test_who_is_silent_for_too_long_is_shown_to_hold_nothing_but_what_is_young() -> None:
+    world = serving()
+    index = world.leader.dictionary.index_named("by_city")
+    world.leader.dictionary.put(replace(index, placement=[["n1", "n2"], ["n2"], ["n1"]]))
+    world.tick(100)
+    beat(world, {0: 70, 1: 10, 2: 90})
+    awake(world, HOUR + 20_000)
+    beat(world, {0: 70, 2: 90}, ("n1",))
+    young = "topics.queue_retention_s, as n2 said nothing for longer"
+    assert held_by(world, 1) == (young, None)
+    assert held_by(world, 0) == (f"node n1, which may need 70; and {young}", 70)
+
+
 def test_what_lies_below_the_horizon_goes() -> None:
     world = serving()
     beat(world, {0: 70, 1: 0, 2: 90})
@@ -255,10 +330,11 @@ def test_an_order_says_who_bounds_it() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_at_random_nothing_that_is_needed_goes(seed: int) -> None:
-    """Random horizons that only grow, silent nodes, new leaders."""
+    """Random horizons that only grow, silent nodes, new leaders; what is shown to hold a queue does."""
     rng = random.Random(seed)
     world = serving()
     needed = {0: 0, 1: 0, 2: 0}
+    reached = {0: 0, 1: 0, 2: 0}
     for _ in range(200):
         world.now += rng.choice((100, 1_000, 5_000))
         number = rng.choice((0, 1, 2))
@@ -270,4 +346,6 @@ def test_at_random_nothing_that_is_needed_goes(seed: int) -> None:
             assert older_than == 0
             assert 0 < before <= needed[slice_number]
         if any(isinstance(one, TrimQueues) for one in out):
+            reached |= {n: before for n, (before, _) in trims(out).items()}
+            assert all(held_by(world, n)[1] in (None, reached[n]) for n in reached)
             done(world, {n: before for n, (before, _) in trims(out).items()})

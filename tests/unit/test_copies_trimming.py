@@ -10,6 +10,7 @@ from msgspec import structs
 
 from coordinator.core.instructions import Instruction, QueueCopy, QueueLimit, TrimQueues
 from coordinator.core.limits import CoreLimits
+from coordinator.queues.holders import QueueHolder
 from coordinator.queues.trim_guard import stays_from
 from tests import share
 from tests.unit.copies_world import LIMITS, CopiesWorld
@@ -35,7 +36,15 @@ def trims(world: CopiesWorld) -> list[QueueLimit]:
     world.leader.trimmer._under_way = False
     world.leader.trimmer._reached = {}
     world.beat()
-    return limits_of(world.tick(LIMITS.trim_interval_ms))
+    held = {number: offset for number, (_, offset) in enumerate(holders(world)) if offset is not None}
+    limits = limits_of(world.tick(LIMITS.trim_interval_ms))
+    assert held == {limit.partition: limit.before for limit in limits}, "what is shown holds a queue"
+    return limits
+
+
+def holders(world: CopiesWorld) -> list[QueueHolder]:
+    """What holds each queue at the next order."""
+    return world.leader.trimmer.holders(world.index("by_city"), world.now + LIMITS.trim_interval_ms)
 
 
 def test_what_a_copy_may_need_stays_until_it_counts() -> None:
@@ -46,6 +55,7 @@ def test_what_a_copy_may_need_stays_until_it_counts() -> None:
     (limit,) = trims(world)
     assert limit.before == record.need == 10
     assert QueueCopy(f"copy {record.id}", 10, 10) in limit.copies
+    assert holders(world) == [QueueHolder(f"copy {record.id}, which may need 10", 10)]
     copy = world.fill(record)
     copy.horizon, copy.position = 400, 500
     (limit,) = trims(world)
@@ -99,6 +109,7 @@ def test_a_lost_copy_keeps_nothing_of_its_queue() -> None:
     (limit,) = trims(world)
     assert world.placement() == ["n1", "n2"]
     assert (limit.before, [one.who for one in limit.copies]) == (600, ["node n2"])
+    assert holders(world) == [QueueHolder("node n2, which may need 600", 600)]
 
 
 def test_a_copy_that_was_taken_out_is_not_asked() -> None:
@@ -130,6 +141,8 @@ def test_a_copy_of_another_id_has_not_said_what_it_needs() -> None:
     world.nodes["n1"].copies[0].horizon = 600
     world.nodes["n2"].copies[0].horizon = 600
     assert trims(world) == []
+    (holder,) = holders(world)
+    assert holder.by == ("node n1, which cannot say what it may need: it speaks of another copy of the slice")
 
 
 def test_by_no_word_of_a_node_that_has_read_more_than_this_leader_has_written() -> None:
@@ -141,6 +154,10 @@ def test_by_no_word_of_a_node_that_has_read_more_than_this_leader_has_written() 
         world.nodes[name].copies[0].horizon = 700
     world.nodes["n1"].read = world.offset + 1
     assert trims(world) == []
+    (holder,) = holders(world)
+    assert holder.by.endswith(
+        "it has read more of the dictionary than this leader has written: another one leads"
+    )
     world.lose("n2")
     assert trims(world) == [], "nor by that a copy is lost"
     world.nodes["n2"].copies[0].state = "LIVE"

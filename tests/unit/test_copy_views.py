@@ -356,6 +356,28 @@ def test_what_verifies_waits_for_no_node_whose_slices_another_one_has() -> None:
 # --- the command --------------------------------------------------------------------------------------------
 
 
+def test_the_command_says_what_holds_a_queue_where_no_line_shows_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def slice_of(number: int, node: str, by: str, offset: int | None) -> dict[str, Any]:
+        return {
+            "slice": number,
+            "node": node,
+            "queue_horizon": 40,
+            "queue_held_by": by,
+            "queue_held_from": offset,
+        }
+
+    shows = slice_of(0, "n1", "node n1, which may need 40", 40)
+    rebuilt = slice_of(1, "n1", "rebuild b9, which may need 30", 30)
+    halted = [slice_of(number, name, "the index is FAILED", None) for number in (2, 3) for name in "ab"]
+    looks.show_index({"name": "by_city", "slice_states": [shows, rebuilt, *halted]})
+    told = " ".join(capsys.readouterr().out.split())
+    assert "what holds the queue of slice 1: rebuild b9, which may need 30" in told
+    assert "what holds the queue of slices 2, 3: the index is FAILED" in told
+    assert "node n1, which may need 40" not in told
+
+
 def test_the_command_shows_copies(capsys: pytest.CaptureFixture[str]) -> None:
     world = CopyWorld().ready()
     looks.show_index({**shown(world), "slice_states": slices(world)})
