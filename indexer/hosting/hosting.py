@@ -40,8 +40,9 @@ from indexer.hosting.metrics import NodeMetrics
 from indexer.hosting.node import ServingNode
 from indexer.hosting.node_folder import NodeFolder
 from indexer.hosting.placed import Placed, may_begin, placed_here
+from indexer.hosting.queue_reading import QueueReading
 from indexer.hosting.scrubber import Scrubber
-from indexer.hosting.slice_runner import QueueReading, SliceKey, SliceRunner
+from indexer.hosting.slice_runner import SliceKey, SliceRunner
 from indexer.hosting.spool import ChunkSpool, Spool
 from indexer.slice.limits import SliceLimits
 from indexer.slice.write_load import WriteLoad

@@ -22,10 +22,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from indexer.hosting.core import slice_status as status
 from indexer.hosting.metrics import Evictions, NodeMetrics
+from indexer.hosting.queue_reading import QueueReading
 from indexer.hosting.snapshots import SnapshotRing
 from indexer.hosting.spool import Spool
 from indexer.hosting.step_back import BeginAnew, step_back
@@ -78,16 +79,6 @@ SliceKey = tuple[str, int]
 """(index id, slice number)."""
 
 
-class QueueReading(Protocol):
-    """Where a slice's queue is read: the node's consumer."""
-
-    def read_mutations(self, key: SliceKey, position: int) -> None: ...
-    def read_backfill(self, key: SliceKey, build: str, position: int) -> None: ...
-    def pause(self, key: SliceKey) -> None: ...
-    def resume(self, key: SliceKey) -> None: ...
-    def leave(self, key: SliceKey) -> None: ...
-
-
 class SliceRunner:
     """One slice.
 
@@ -138,6 +129,7 @@ class SliceRunner:
         self._todo: deque[Instruction] = deque()
         self._retry_at = 0
         self._restart_at = 0
+        self._corrected = 0
         self._fold_error = ""
         self._disk = (0, 0)
         self._evictions = Evictions(metrics)
@@ -280,8 +272,10 @@ class SliceRunner:
                 self._apply(instruction, now)
                 return Done(applied)
             case Correct(corrections=corrections, spared=spared, applied=applied):
-                corrected = self.store.correct(corrections, spared, applied)
+                # (When it cannot be shown now it is made again, and changes nothing.)
+                self._corrected += self.store.correct(corrections, spared, applied)
                 self._show_anew(now)
+                corrected, self._corrected = self._corrected, 0
                 log.info("slice %s/%d corrected %d documents", *self.key, corrected)
                 return Done(applied, corrected)
             case Acknowledge(number=number, incarnation=incarnation):
@@ -310,6 +304,7 @@ class SliceRunner:
                 self._reading.read_backfill(self.key, build, position)
             case StepBack(history=history):
                 self._times.clear()
+                self._corrected = 0
                 self._forget_unique()
                 self.store, outcome = step_back(self.store, self.ring, history, self._begin_anew)
                 if isinstance(outcome, SteppedBack):
@@ -344,6 +339,9 @@ class SliceRunner:
                 self._show_anew(now)
         except StoreDamagedError as error:
             self.lose(error.message, now, damaged=True)
+            return
+        except RetryableError as error:
+            self._stop(error.message, now)
             return
         self._carry_out(self.core.start(), now)
 

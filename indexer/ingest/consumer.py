@@ -126,7 +126,7 @@ class _Place:
 
 class NodeConsumer:
     """Reads for all slices of a node. Used by one thread. Implements
-    `indexer.hosting.slice_runner.QueueReading`.
+    `indexer.hosting.queue_reading.QueueReading`.
 
     Args:
         settings: where Kafka is.

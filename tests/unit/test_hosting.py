@@ -24,7 +24,16 @@ from indexer.hosting.scrubber import AGAIN_MS
 from indexer.hosting.slice_runner import RESTART_MS, RETRY_MS, SliceKey, SliceRunner
 from indexer.hosting.spool import ChunkSpool
 from indexer.ingest.metadata import histories_complete
-from indexer.slice.events import BackfillData, DataLost, Decide, MutationData, RolledBack, Stamped
+from indexer.slice.events import (
+    BackfillData,
+    Correct,
+    DataLost,
+    Decide,
+    Done,
+    MutationData,
+    RolledBack,
+    Stamped,
+)
 from indexer.slice.limits import SliceLimits
 from indexer.store.fold.worker import FoldWorker
 from indexer.store.interface import UNNUMBERED, Applied, ApplyResult, SliceStore, StoreDamagedError
@@ -55,6 +64,7 @@ from keytide.structure import structure_of
 from keytide.wire.messages import (
     BatchEnd,
     BuildEnd,
+    Corrections,
     PutChunk,
     Segment,
     SliceStatus,
@@ -929,6 +939,36 @@ def test_a_stopped_slice_starts_again_from_its_store(tmp_path: Path) -> None:
     run.stamp(2, 3)
     assert run.acks == [1, 2]
     assert run.runner.status(0).state == "LIVE"
+
+
+def test_a_slice_that_cannot_be_shown_starts_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, Applied(timestamp=Timestamp({}, TOPIC_ID), queue_position=4))
+    run.runner.feed(MutationData(b"\x09", 4), 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(run.store, "snapshot", too_many)
+        run.runner.look_after(RESTART_MS)
+    assert run.reading.places == {}
+    run.runner.look_after(2 * RESTART_MS)
+    assert run.reading.places == {KEY: ("mutations", 4)}
+
+
+def test_corrections_that_cannot_be_shown_count_once_they_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, Applied(timestamp=Timestamp({}, TOPIC_ID)))
+    made = iter((3, 0))  # the same again changes nothing
+    monkeypatch.setattr(run.store, "correct", lambda *_: next(made))
+    none = Corrections(*KEY, "v1", 1, 0, 0, Timestamp(), 0, b"", b"", b"", b"", b"", b"")
+    correct = Correct(none, frozenset(), run.store.applied)
+    with monkeypatch.context() as patch:
+        patch.setattr(run.store, "snapshot", too_many)
+        with pytest.raises(RetryableError):
+            run.runner._do(correct, 0)
+    assert run.runner._do(correct, 0) == Done(correct.applied, 3)
+    monkeypatch.setattr(run.store, "correct", lambda *_: 1)
+    assert run.runner._do(correct, 0) == Done(correct.applied, 1)
 
 
 def test_a_rollback_drops_a_commit_that_waits_for_the_disk(tmp_path: Path) -> None:
