@@ -267,9 +267,9 @@ def test_an_index_that_fails_for_one_slice_has_no_say_in_the_rebuild_of_others()
     world = serving()
     other = with_other(world).id
     for id_, slices, attempt in (
-        ("b90", {"by_city-7": [0]}, 2),
-        ("b91", {"by_city-7": [2]}, 1),
-        ("b92", {other: [0]}, 0),
+        ("b2", {"by_city-7": [0]}, 2),
+        ("b3", {"by_city-7": [2]}, 1),
+        ("b4", {other: [0]}, 0),
     ):
         failed = BuildRecord(
             id_, "people", [*slices], "FAILED", Timestamp(), 1, slices=slices, attempt=attempt
