@@ -191,8 +191,7 @@ class Rebuilds:
             index = self._registry.dictionary.catalog.index(id_)
             if index is not None and index.state == "READY":  # one that failed needs none of its slices
                 slices.setdefault(id_, []).append(number)
-                last = failed.get((id_, number))
-                attempt = max(attempt, last.attempt + 1 if last else 0)
+                attempt = max(attempt, failed[id_, number].attempt + 1 if (id_, number) in failed else 0)
         first = self._registry.dictionary.catalog.index(min(found)[0])
         origin = origin_of(self._registry.dictionary.catalog, first) if first else None
         record = self._builds.request_rebuild(keyspace, slices, now, attempt, origin)

@@ -165,7 +165,7 @@ def _add_indexes(app: FastAPI, access: LeaderAccess) -> None:
 
     @app.get("/v1/indexes/{name}", tags=["indexes"], summary="One index")
     async def index(name: str) -> Any:
-        """With its slices."""
+        """With its slices, each copy, and what holds the queue of each (`queue_held_by`)."""
 
         def show(leader: Leader, now: int) -> views.Document:
             record = leader.dictionary.index_named(name)
