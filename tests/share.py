@@ -35,7 +35,7 @@ def examples(everything: int) -> int:
 def seeds(everything: int) -> range:
     """Those of the first `everything` seeds whose turn it is. All were run: one that fails tells of what was
     changed since, whichever day it is."""
-    return range(everything) if EVERYTHING else range(TODAY % PARTS, everything, PARTS)
+    return range(everything) if EVERYTHING else range(TODAY % min(PARTS, everything), everything, PARTS)
 
 
 def planted(faults: Sequence[T]) -> Sequence[T]:

@@ -35,6 +35,7 @@ def test_every_history_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     for day in range(share.PARTS):
         monkeypatch.setattr(share, "TODAY", day)
         tried.update(share.seeds(50))
+        assert len(share.seeds(5)) == 1, "of fewer than there are days one has its turn"
     assert tried == {*range(50)}
 
 
