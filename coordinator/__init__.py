@@ -4,7 +4,8 @@ What lives here: a pure core that merges progress into numbered timestamps and m
 states, and the service around it: a reader of the compacted metadata topic, the broadcaster on the control
 topic, and the admin API.
 
-Who may import it: `deploy`. What it may import: `keytide`.
+Started by `deploy.cluster`, as `python -m coordinator`. Who may import it: `deploy`. What it may import:
+`keytide`.
 
 Not to be touched lightly: what is written to the metadata topic is the only memory of a cluster; write first,
 act after. The number of a stability timestamp is never used twice, and a timestamp never goes back without a

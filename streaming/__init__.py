@@ -7,8 +7,9 @@ and writes chunks and batch ends into the backfill queues. Spark's Kafka source 
 read their extents themselves (ADR 20). Beside it, and apart from it, `source`: the data source by which
 users' Spark jobs read indexes.
 
-Who may import it: `deploy`, and `pyspark_keytide` what is in `source`; it also runs as a program of its own
-under Spark. What it may import: `keytide` and the pure cores of `projector` and `router`.
+Its drivers are started by `coordinator.process`, as `python -m streaming.<task>`. Imported by `deploy`
+(`spark`) and `pyspark_keytide` (`source`) only. What it may import: `keytide` and the pure cores of
+`projector` and `router`.
 
 Not to be touched lightly: a build over a hole must fail, not guess (`failOnDataLoss` stays on, and
 `stages.source_reader` holds to the same), and a micro-batch may run twice, so its output must be the same

@@ -2,5 +2,5 @@
 completion, pausing, rebuilds of lost slices; which copies a build waits for (`copies`), what is told of it
 (`phases`, `eta`), and how indexes go out of service, by DROP INDEX, too (`retirement`). Pure.
 
-`registry` is the only way to change a build's state; `builds` is called by the leader.
+`registry` is the only way to change a build's state. Called by `coordinator.leader`.
 """

@@ -2,4 +2,6 @@
 have in common: records that go through states (`registry`). Pure.
 
 Every change of the dictionary goes through `dictionary`, which keeps what is still to be written.
+Imported by `coordinator.leader` and the rooms that decide, such as `coordinator.builds` and
+`coordinator.statements`.
 """

@@ -1,5 +1,5 @@
 """When a source has lost acknowledged records: what everything goes back to, and who cannot (R28 to R33).
 Pure.
 
-Called by the leader; looking into Kafka's log is `coordinator.kafka.log_examination`.
+Told by `coordinator.leader`; looking into Kafka's log is `coordinator.kafka.log_examination`.
 """

@@ -1,5 +1,5 @@
 """What users order: CREATE, DROP, BUILD and the steering of builds, checked before anything follows from it.
 Pure.
 
-Called by `coordinator.leader` and the API.
+Called by `coordinator.leader` and `coordinator.http`.
 """

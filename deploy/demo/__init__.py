@@ -6,6 +6,8 @@ oracle    an independent reader of the topic (json, kafka-python; nothing of Key
           index must hold; `nearby`: questions of places, and what their answers must be (`spheroid`)
 proof     holds what was scanned and asked against it
 story     the demo itself: cluster, feed, builds, questions, check, table
+
+Called by `deploy.commands`.
 """
 
 from deploy.demo.story import run

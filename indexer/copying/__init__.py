@@ -6,9 +6,9 @@ has the slice answers.
     target     fills a store with the answers (pure)
     rate_limit holds a rate, by resting (pure)
 
-The threads that ask other nodes and fill are `indexer.ingest.copy_worker`; the scan endpoint
-(`indexer.serve.api`) asks `source`. May import the interface of the slices' stores and what nodes speak with
-each other; knows neither Kafka nor scans.
+Called by `indexer.ingest.copy_worker`, whose threads ask other nodes and fill, and `indexer.serve`, which has
+`source` answer. May import the interface of the slices' stores and what nodes speak with each other; knows
+neither Kafka nor scans.
 
 Spoken between nodes of neighbouring releases: fields are added at the end, with defaults. Not to be touched
 lightly: a target never mixes two generations, or a copy is of no moment at all, and looks whole.

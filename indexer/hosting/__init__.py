@@ -2,5 +2,5 @@
 endpoint may see of them.
 
 Everything here runs on the ingest thread but for `node`, whose reads are made for the endpoint's thread
-(`indexer.view`).
+(`indexer.view`). Called by `indexer.ingest`; wired, and asked for health, by `indexer.serve`.
 """

@@ -12,6 +12,7 @@ of an index. A scan reads from top to bottom in this order (ARCHITECTURE.md, "Th
     http       routes, answers, problem documents, metrics, the OpenAPI page
 
 A room knows those below it only: request and peer, plan, shape, local, gather, the five, tasks, http (a
-contract in `pyproject.toml`). May be imported by `indexer.serve` only; imports `keytide` and the seam
-`indexer.view`.
+contract in `pyproject.toml`). Imported by `indexer.serve` and `indexer.scan_processes`, who serve it, and
+what it is made of by `indexer.validation`, `indexer.digests` and `indexer.copying` (`peer` only). Imports
+`keytide`, the seam `indexer.view`, and `indexer.validation`.
 """

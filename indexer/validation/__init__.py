@@ -12,7 +12,7 @@
 Only answers change: nothing here removes or repairs an entry. The way of an entry into and out of an index is
 the topic, and a row that is dropped here will follow by that way, or by a repair of the index.
 
-May be imported by `indexer.scan.gather.service`, `indexer.scan.tasks` and `indexer.scan.http.endpoint`. It
+Imported by `indexer.scan.gather.service`, `indexer.scan.tasks` and `indexer.scan.http.endpoint`. It
 imports the projector's pure core, alone in `indexer` (docs/adr/0016-validation-projects.md): a check by
 another projection would find differences of its own.
 """

@@ -9,6 +9,8 @@
     nodes        which nodes reads ask; rolling: restarts them in turn
     rendering    what people see of keyspaces, slices and events
     output       tables, progress bars, JSON, errors
+
+Started by a shell (`keytide`, a script of pyproject.toml); its tables and plug-ins are imported by `deploy`.
 """
 
 from keytide.cli.app import app

@@ -24,6 +24,8 @@ back (`Scan`, `Query`, `Tail`, held snapshots) belongs to the one that asked for
     waiting           one method for both: by waiting, or awaited
     client, results   the two clients, and what they give back
     writes            what a producer was told, as what a scan must see
+
+Imported by users, `keytide.cli`, `streaming.source` and `deploy.demo`.
 """
 
 from keytide.client.client import AsyncClient, Client

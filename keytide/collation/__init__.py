@@ -26,6 +26,9 @@ An *entry key* is the canonical key followed by the document id as raw UTF-8. 5 
 have one canonical key; which numbers were written as floats is in the key's *forms* (`forms`), which travel
 in the entry's value (`keytide.model.entry`).
 
+Imported by `keytide.structure`, `keytide.definition`, `keytide.query` and the pure parts of all services, as
+`projector.core` and `indexer.scan.aggregate`.
+
 Errors: `NotIndexableError` (a CallerError and a ValueError) for a value that has no place in the order: a
 non-finite float, a lone surrogate, nesting beyond MAX_DEPTH, something that is not JSON. Bytes that are no
 key are an InvariantViolationError.

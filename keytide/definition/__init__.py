@@ -10,6 +10,9 @@ in `semantics`, and `render` and `normal` write them, and all of it, as SQL agai
 Names in documents keep their case, quoted or not. `id` is the document id; a field of that name is `"id"`.
 Array positions count from 0.
 
+Imported by `coordinator.statements`, which carries statements out, `projector.core`, which projects by them,
+`keytide.query` and `indexer.scan`.
+
 Errors: `InvalidStatementError` (problem type `invalid-statement`) with line, column and a caret;
 `QueryElsewhereError` (`ask-a-node`) for queries, which are `keytide.query`'s.
 """

@@ -56,8 +56,9 @@ Who needs it pays for it: importing this package imports neither numpy nor shape
 tests and polygons do, when they are first asked for. Nothing here is changed after it is made, but for what
 is kept to be made once, which two threads at worst make twice. `QueryShape` is for one thread at a time.
 
-Read by every package; the cells of documents are on disk, so what `cells_of`, `point_cell` and `point_cells`
-give never changes for an index that exists.
+Imported by `keytide.structure`, `keytide.definition`, `projector.core` and `indexer.scan`; the cells of
+documents are on disk, so what `cells_of`, `point_cell` and `point_cells` give never changes for an index that
+exists.
 """
 
 from keytide.geometry.cells.covering import (

@@ -4,8 +4,8 @@
     plan     Select and an index -> spans, or why not; all indexes -> the best plan, or the CREATE INDEX that
     would serve
 
-May be imported by `indexer.scan` and the command; imports `keytide.definition` and `keytide.collation`. The
-meaning of every expression is `keytide.definition.semantics`'; what is said here about values
+Imported by `indexer.scan` and `streaming.source.core`; imports `keytide.definition` and `keytide.collation`.
+The meaning of every expression is `keytide.definition.semantics`'; what is said here about values
 (`plan.regions`, `plan.implication`) follows from it and must change with it.
 
 Errors: those of `keytide.definition`, and `NoIndexError` (problem type `no-index`).

@@ -24,7 +24,8 @@ A further structure is one module, and a line in `registry`: nobody outside this
 step. (PostgreSQL's access methods, `CREATE INDEX ... USING method`, are the model; the hash structure is
 theirs with the key kept, so that collisions are told apart without the document.)
 
-Read by every package; changed with what is on disk, so never for an index that exists.
+Imported by `keytide.catalog`, `keytide.definition`, `keytide.query`, `projector.core`, `indexer.slice` and
+`indexer.scan`; changed with what is on disk, so never for an index that exists.
 """
 
 from keytide.structure.interface import (

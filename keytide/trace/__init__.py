@@ -5,6 +5,6 @@
     records   what is known of the record and of an index, and what is told of each hop
     hops      puts them together: when each hop was, or what it waits for
 
-Called by `keytide trace` (`deploy.trace`), and by `benchmarks.hops` for many documents at once. It reads what
+Called by `deploy.trace` (`keytide trace`), and by `benchmarks.hops` for many documents at once. It reads what
 there is in any case: nothing is sent for it. What it imports: `wire`, `catalog`, `model`.
 """

@@ -1,4 +1,4 @@
 """The build of indexes: `python -m streaming.backfill --build ID`, its driver and its micro-batches.
 
-Started by the coordinator's driver supervisor; reports to it.
+Started by `coordinator.process.driver_supervisor`; reports to it.
 """

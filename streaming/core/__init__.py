@@ -1,5 +1,6 @@
 """The decisions of work over whole topics: what a micro-batch covers, sorted runs, sizes, rates, splits.
 Pure.
 
-Used by drivers and tasks, and by the simulation.
+Called by `streaming.drivers`, `streaming.backfill`, `streaming.stages` and `streaming.verify`, and by the
+simulation.
 """

@@ -1,4 +1,4 @@
 """A sample of a source, for the splits of RANGE indexes: `python -m streaming.sample --build ID`.
 
-Started by the coordinator's driver supervisor before a build.
+Started by `coordinator.process.driver_supervisor` before a build.
 """

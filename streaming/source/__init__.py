@@ -5,6 +5,8 @@
     opening   driver: hold a snapshot, learn columns and slices; executors: read one slice
     default   the classes that Spark calls
 
+Imported by `pyspark_keytide` only, which Spark imports.
+
 Theory of operation
 ===================
 `load()` runs `DefaultSource.__init__` in a process that Spark starts for it: it has the nodes hold the newest

@@ -2,5 +2,5 @@
 
 Public: the classes of differences (`core.difference`), the comparison (`core.comparing`), reading slices
 (`slices`) and the source (`source`), the report (`report`), and the driver (`python -m streaming.verify
---job ID`).
+--job ID`). Started by `coordinator.process.driver_supervisor`; imported by `streaming.repair`.
 """

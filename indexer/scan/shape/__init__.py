@@ -1,4 +1,4 @@
 """Entries as readers see them: rows of JSON, columns of Arrow. Pure.
 
-Called by `gather`, `stream`, `query` and `tail`.
+Called by `indexer.scan.gather`, `indexer.scan.stream`, `indexer.scan.query` and `indexer.scan.tail`.
 """

@@ -1,4 +1,4 @@
 """What a node and its scan processes say to each other; what a process makes of it: pins, leases. Pure.
 
-Called by both ends, `indexer.scan_processes`. Spoken within one release only.
+Called by both ends, which are `indexer.scan_processes`. Spoken within one release only.
 """

@@ -2,5 +2,6 @@
 files of rows that are sorted.
 
 On the disks of running clusters, but for the scratch files: a change needs a new tag and a reader for the old
-one. This file imports nothing, so that the fold worker stays small.
+one. Imported by `indexer.store.lmdb`, `indexer.store.fold` and `indexer.store.integrity`. This file imports
+nothing, so that the fold worker stays small.
 """

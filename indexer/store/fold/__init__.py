@@ -2,5 +2,5 @@
 files).
 
 `worker` is what a node holds; `process` is what runs. A fold of a process that was replaced never moves a
-base.
+base. Called by `indexer.store.lmdb.folding`; the worker is made by `indexer.ingest.loop`.
 """

@@ -2,5 +2,5 @@
 forward entries and back index mirror one another.
 
 Asked before a base is opened and now and then of open ones. Finding damage makes a slice LOST, never a scan
-wrong.
+wrong. Called by `indexer.store.lmdb` and `indexer.hosting`.
 """
