@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from indexer.store.fold.worker import FoldWorker
+from indexer.store.formats.long_rows import long_table_key, long_value
 from indexer.store.formats.records import PUT
 from indexer.store.interface import Applied, Counts, SliceStore
 from indexer.store.lmdb.store import LmdbSliceStore
-from indexer.store.lmdb.writing import long_table_key, long_value
 from keytide.model.entry import INLINE_LIMIT
 from keytide.model.timestamp import TABLE_PARTITION, Timestamp
 from keytide.wire.corrections import Correction, Round, pack_corrections, read_corrections

@@ -14,9 +14,9 @@ import pytest
 
 from indexer.store.environment import Room
 from indexer.store.fold.worker import FoldWorker
+from indexer.store.formats.long_rows import long_table_key
 from indexer.store.lmdb.snapshot import LmdbSnapshot
 from indexer.store.lmdb.store import LmdbSliceStore
-from indexer.store.lmdb.writing import long_table_key
 from indexer.store.settings import GIB, MIB, StoreSettings
 from keytide.errors import ConfigurationError, InvariantViolationError, RetryableError
 from tests.store_kit import SMALL, Version, all_rows, chunks, key, lmdb_store, rows_of, segments, state

@@ -21,10 +21,10 @@ import xxhash
 from indexer.store.environment import DAMAGE, FORMAT, Tables
 from indexer.store.files.pages import PageFile
 from indexer.store.fold.fold import COUNTS_KEY, FORMAT_KEY, OWNER_KEY, SEQUENCE_KEY, STATE_KEY
+from indexer.store.formats.long_rows import long_table_key, unpack_long
 from indexer.store.formats.records import PUT, ledger_key, unpack_line, unpack_record
 from indexer.store.formats.state_bytes import decode_applied, decode_counts
 from indexer.store.interface import Counts, StoreDamagedError
-from indexer.store.lmdb.writing import long_table_key, unpack_long
 from keytide.errors import InvariantViolationError
 from keytide.model.entry import check_value
 from keytide.process.parent_death import follow_parent

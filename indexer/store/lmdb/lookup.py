@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from indexer.store.formats.long_rows import long_table_key, unpack_long
 from indexer.store.formats.records import REMOVED, unpack_record
 from indexer.store.interface import StoredDocument
 from indexer.store.lmdb.levels import View
-from indexer.store.lmdb.writing import long_table_key, unpack_long
 from keytide.model.entry import INLINE_LIMIT
 
 

@@ -25,10 +25,10 @@ from typing import Final
 
 import lmdb
 
+from indexer.store.formats.long_rows import unpack_long
 from indexer.store.formats.records import REMOVED
 from indexer.store.interface import Row
 from indexer.store.lmdb.levels import View
-from indexer.store.lmdb.writing import unpack_long
 from keytide.model.entry import LONG_PREFIX, long_group
 
 FIRST_BLOCK: Final = 128

@@ -8,46 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from struct import Struct
 from typing import Any
 
 import lmdb
 
 from indexer.store.environment import Tables
+from indexer.store.formats.long_rows import long_table_key, long_value
 from indexer.store.formats.records import PUT, REMOVED
-from indexer.store.interface import Row, SkipLine, StoreDamagedError
+from indexer.store.interface import Row, SkipLine
 from indexer.store.resolve.resolve import RowChanges
-from keytide.model.entry import INLINE_LIMIT, long_key
+from keytide.model.entry import INLINE_LIMIT
 from keytide.wire.messages import RemovalChunk, Segment
-
-_LENGTH = Struct("<H")
-_LONG_HEAD = 1 + _LENGTH.size
-
-
-def long_table_key(entry_key: bytes) -> bytes:
-    """The long table's key of a long entry key: its first bytes and a digest. The whole entry key stands in
-    for the canonical one, so that all groups have prefixes of one length."""
-    return long_key(entry_key, b"")
-
-
-def long_value(entry_key: bytes, value: bytes) -> bytes:
-    """The long table's value of a long entry. `value` is tagged; a removal marker stays as it is."""
-    if value == REMOVED:
-        return REMOVED
-    return PUT + _LENGTH.pack(len(entry_key)) + entry_key + value[1:]
-
-
-def unpack_long(value: bytes) -> tuple[bytes, bytes]:
-    """Entry key and tagged value of a row of the long table (not a marker).
-
-    Raises:
-        StoreDamagedError: it is none.
-    """
-    length = _LENGTH.unpack_from(value, 1)[0] if len(value) >= _LONG_HEAD else len(value)
-    end = _LONG_HEAD + length
-    if end > len(value):
-        raise StoreDamagedError(f"a row of the long table ends within its key: {value[:80].hex()}")
-    return value[_LONG_HEAD:end], PUT + value[end:]
 
 
 def skip_lines(part: Segment | RemovalChunk) -> list[SkipLine]:
