@@ -4,7 +4,7 @@ What lives here: a pure core that merges progress into numbered timestamps and m
 states, and the service around it: a reader of the compacted metadata topic, the broadcaster on the control
 topic, and the admin API.
 
-Started by `deploy.cluster`, as `python -m coordinator`. Who may import it: `deploy`. What it may import:
+Started by `deploy.cluster`, as `python -m coordinator`. Who may import it: nobody. What it may import:
 `keytide`.
 
 Not to be touched lightly: what is written to the metadata topic is the only memory of a cluster; write first,

@@ -6,8 +6,9 @@ What lives here: on the ground floor, `errors`, `model`, `collation`, `structure
 adapters `kafka`, `http`, `serving`, `process`. The upper floor, which the ground never imports: `query`
 (SELECT to a plan), `client` and `cli`. `import keytide` brings the clients and nothing of a server.
 
-Imported by every package: `router`, `projector`, `indexer`, `coordinator`, `streaming`, `deploy`. What it may
-import: none of the services. The command's groups that start a cluster come from `deploy` by entry points.
+Who may import it: every package, `router`, `projector`, `indexer`, `coordinator`, `streaming`, `deploy`. What
+it may import: none of the services. The command's groups that start a cluster come from `deploy` by entry
+points.
 
 Not to be touched lightly: the key encoding (`collation`, `model.entry`) is on the disks of running clusters,
 and the messages (`wire.messages`) are in their queues. A change to either needs a new tag or version, and a

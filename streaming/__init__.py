@@ -7,7 +7,7 @@ and writes chunks and batch ends into the backfill queues. Spark's Kafka source 
 read their extents themselves (ADR 20). Beside it, and apart from it, `source`: the data source by which
 users' Spark jobs read indexes.
 
-Its drivers are started by `coordinator.process`, as `python -m streaming.<task>`. Imported by `deploy`
+Its drivers are started by `coordinator.process`, as `python -m streaming.<task>`. Who may import it: `deploy`
 (`spark`) and `pyspark_keytide` (`source`) only. What it may import: `keytide` and the pure cores of
 `projector` and `router`.
 

@@ -23,7 +23,16 @@ from keytide.wire import messages
 
 _N = TypeVar("_N", bound=ast.AST)
 ROOT = Path(__file__).resolve().parents[2]
-PRODUCT = ("keytide", "projector", "router", "indexer", "coordinator", "streaming", "deploy")
+PRODUCT = (
+    "keytide",
+    "projector",
+    "router",
+    "indexer",
+    "coordinator",
+    "streaming",
+    "deploy",
+    "pyspark_keytide",
+)
 PACKAGES = (*PRODUCT, "benchmarks", "tests")
 
 MAX_LINES = 400
