@@ -40,11 +40,12 @@ SCAN = "/v1/indexes/by_city/scan"
 COUNT = "/v1/indexes/by_city/count"
 
 
-def world_of_cities(node_count: int = 1) -> World:
+def world_of_cities(node_count: int = 1, replicas: int = 0) -> World:
     world = World(
         "CREATE INDEX by_city ON users (city, n) WITH (slices=3)",
         "CREATE INDEX with_name ON users (city) INCLUDE (name) WITH (slices=2, include_missing=true)",
         node_count=node_count,
+        replicas=replicas,
     )
     world.create("CREATE INDEX building ON users (a)", state="BUILDING")
     cities = ["Boston", "Aachen", "Bonn", "Zürich"]
