@@ -40,7 +40,7 @@ from indexer.scan.peer.messages import (
     encoder,
     lease_reply_decoder,
 )
-from indexer.scan.plan.leases import TooManyLeasesError, longest_lease_s
+from indexer.scan.plan.leases import TooManyLeasesError, lease_of, longest_lease_s
 from indexer.scan.plan.waiting import Gone
 from indexer.scan.request.request import CountRequest, Question, ScanRequest, parse
 from indexer.scan_processes.core.leases import GrantedLeases, longer
@@ -89,23 +89,14 @@ class PagePeers(Peers):
 
     async def _pinned(self, request: ReadRequest, gone: Gone | None = None) -> ReadReply:
         """As `LocalReader.read`, of snapshots that are all pinned here, and nothing is the matter with."""
-        span, moment, paging, shape = request.span, request.consistency, request.paging, request.shape
-        if moment.number == TIP or paging.hold or shape.examine or shape.task:
+        paging, shape = request.paging, request.shape
+        if request.consistency.number == TIP or paging.hold or shape.examine or shape.task:
             raise PassedOnError
         reply = await self._local.read(request, gone)
         if any(one.gone for one in reply.slices):
             raise PassedOnError
         if paging.lease_ms and not reply.leased and any(one.more for one in reply.slices):
-            asked = LeaseRequest(
-                span.index,
-                moment.number,
-                moment.incarnation,
-                span.slices,
-                paging.lease_ms,
-                paging.in_use,
-                client=paging.client,
-            )
-            lease = await self.lease(self.here, asked, paging.within_ms / 1000)
+            lease = await self.lease(self.here, lease_of(request), paging.within_ms / 1000)
             reply = structs.replace(reply, leased=not lease.missing)
         return reply
 

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from indexer.scan.peer.messages import LeaseRequest
 from indexer.scan.plan.leases import TAIL, LeaseRegistry, TooManyLeasesError
 from keytide.process.clock import now_ms
 from tests import share
@@ -46,14 +47,12 @@ class Books:
         return self.newest
 
     def keep(self, number: int, client: str, hold: str = "", *, in_use: bool = False) -> None:
-        missing = self.book.keep(
-            INDEX, number, [0], LEASE_MS, in_use=in_use, now=self.now, hold=hold, client=client
-        )
-        assert missing == []
+        asked = LeaseRequest(INDEX, number, 0, [0], LEASE_MS, in_use, hold, client)
+        assert self.book.keep(asked, self.now) == []
 
     def leave(self, number: int, hold: str) -> None:
         """Whoever had a hold is gone, and may come again."""
-        self.book.keep(INDEX, number, [0], LEASE_MS, in_use=True, now=self.now, hold=hold, idle=True)
+        self.book.keep(LeaseRequest(INDEX, number, 0, [0], LEASE_MS, True, hold, idle=True), self.now)
 
     def first_page(self, client: str) -> int:
         number = self.snapshot()

@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from msgspec.structs import replace
 
 from indexer.scan.gather.scatter import SliceAnswers
 from indexer.scan.gather.service import ScanService
@@ -376,15 +377,16 @@ def test_the_book_knows_holds_by_their_id_and_slices() -> None:
     world = World(BY_CITY, node_count=1)
     world.commit(10, {"by_city": people(9)})
     book = LeaseRegistry(world.views["n0"], 2)
-    assert book.keep("by_city-1", 10, [0, 1], 1_000, in_use=False, now=5_000, hold="h") == []
+    first = LeaseRequest("by_city-1", 10, 0, [0, 1], 1_000, False, "h")
+    assert book.keep(first, 5_000) == []
     assert book.lasting("by_city-1", 10, "h", 6_000) == {0, 1}
     assert not book.lasting("by_city-1", 10, "i", 6_000)
     assert not book.lasting("by_city-1", 10, "h", 6_100)
-    assert book.keep("by_city-1", 10, [0], 1_000, in_use=False, now=5_000) == []
-    assert book.keep("by_city-1", 10, [0], 1_000, in_use=False, now=5_000, hold="i") == []
+    assert book.keep(replace(first, slices=[0], hold=""), 5_000) == []
+    assert book.keep(replace(first, slices=[0], hold="i"), 5_000) == []
     book.give_back("by_city-1", 10, "h", 5_500)
     assert not book.lasting("by_city-1", 10, "h", 5_500)
-    assert book.keep("by_city-1", 10, [0], 1_000, in_use=False, now=5_500, hold="j") == []
+    assert book.keep(replace(first, slices=[0], hold="j"), 5_500) == []
 
 
 def test_tip_cannot_be_held() -> None:

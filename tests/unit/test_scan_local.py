@@ -223,7 +223,8 @@ class Leasing:
         self.now = 1_000_000
 
     def keep(self, number: int, in_use: bool = False, slices: list[int] | None = None) -> list[int]:
-        return self.book.keep(INDEX, number, slices or [0], 1_000, in_use=in_use, now=self.now)
+        asked = LeaseRequest(INDEX, number, 0, slices or [0], 1_000, in_use)
+        return self.book.keep(asked, self.now)
 
     def kept(self) -> set[int]:
         return {

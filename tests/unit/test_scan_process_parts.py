@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from indexer.scan.peer.messages import LeaseRequest
@@ -32,8 +33,7 @@ def asked(number: int) -> LeaseRequest:
 
 
 def kept(leases: GrantedLeases, now: int, **more: Any) -> list[int]:
-    of: dict[str, Any] = {"number": 5, "slices": [0, 1], "in_use": False, "client": "ann", **more}
-    return leases.keep("i", lease_ms=LEASE, now=now, **of)
+    return leases.keep(replace(asked(5), **more), now)
 
 
 def test_a_lease_is_good_for_further_tokens_for_a_tenth_of_its_time() -> None:

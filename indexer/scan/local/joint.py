@@ -23,7 +23,15 @@ from msgspec import structs
 
 from indexer.scan.local.entry_bytes import bytes_of
 from indexer.scan.local.filtering import key_test
-from indexer.scan.peer.messages import Entry, JointPage, JointRead, JointSpans, ReadSpan, SliceReply
+from indexer.scan.peer.messages import (
+    Entry,
+    JointPage,
+    JointRead,
+    JointSpans,
+    LeaseRequest,
+    ReadSpan,
+    SliceReply,
+)
 from indexer.scan.plan.directory import rebuilding
 from indexer.scan.plan.leases import Leases
 from indexer.scan.plan.selection import stretches
@@ -122,13 +130,16 @@ class JointReads:
             asked.lease_ms > 0
             and len(entries) >= asked.count
             and not self._leases.keep(
-                asked.index,
-                asked.number,
-                asked.slices,
-                asked.lease_ms,
-                in_use=asked.in_use,
-                now=self._now(),
-                client=asked.client,
+                LeaseRequest(
+                    asked.index,
+                    asked.number,
+                    asked.incarnation,
+                    list(asked.slices),
+                    asked.lease_ms,
+                    asked.in_use,
+                    client=asked.client,
+                ),
+                self._now(),
             )
         )
         return JointPage(entries, read, replies, leased)

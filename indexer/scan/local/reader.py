@@ -44,7 +44,7 @@ from indexer.scan.peer.messages import (
     SliceReply,
 )
 from indexer.scan.plan.directory import rebuilding
-from indexer.scan.plan.leases import LONGEST_LEASE_S, LeaseRegistry, Leases
+from indexer.scan.plan.leases import LONGEST_LEASE_S, LeaseRegistry, Leases, lease_of
 from indexer.scan.plan.selection import sifts
 from indexer.scan.plan.waiting import Gone
 from indexer.view import DoubtfulReadError, NodeView, ReadableSnapshot, SliceTrouble, StoreDamagedError
@@ -143,16 +143,7 @@ class LocalReader:
                     partial(self._read, request, held), within_s(request), first=not paging.in_use
                 )
                 replies = await turn.result(gone)
-            leased = self._keeps(request, replies) and not self._leases.keep(
-                index,
-                moment.number,
-                slices,
-                paging.lease_ms,
-                in_use=paging.in_use,
-                now=self._now(),
-                hold=hold,
-                client=paging.client,
-            )
+            leased = self._keeps(request, replies) and not self._leases.keep(lease_of(request), self._now())
             return ReadReply(replies, leased)
         finally:
             if turn is None:
@@ -174,17 +165,7 @@ class LocalReader:
         _check_history(number, request.incarnation, self._view.history(index))
         run_out = self._run_out(index, number, hold, slices) if hold and request.in_use else []
         slices = [one for one in slices if one not in run_out]
-        missing = slices and self._leases.keep(
-            index,
-            number,
-            slices,
-            request.lease_ms,
-            in_use=request.in_use,
-            now=self._now(),
-            hold=hold,
-            client=request.client,
-            idle=request.idle,
-        )
+        missing = slices and self._leases.keep(replace(request, slices=slices), self._now())
         return LeaseReply([*run_out, *missing])
 
     def _keeps(self, request: ReadRequest, replies: list[SliceReply]) -> bool:

@@ -18,11 +18,11 @@ Every slice that a token names keeps the snapshot (a restart loses it). Most lea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from indexer.scan.peer.messages import HOLDER
+from indexer.scan.peer.messages import HOLDER, LeaseRequest, ReadRequest
 from indexer.view import NodeView
 from keytide.errors import RetryableError
 from keytide.settings.scans import ScanSettings
@@ -66,22 +66,25 @@ def longest_lease_s(settings: ScanSettings) -> int:
     return max(settings.max_hold_s, settings.lease_s, settings.tail_lease_s)
 
 
+def lease_of(request: ReadRequest) -> LeaseRequest:
+    """What keeps the snapshot that is read, in all slices of the request."""
+    span, moment, paging = request.span, request.consistency, request.paging
+    return LeaseRequest(
+        span.index,
+        moment.number,
+        moment.incarnation,
+        span.slices,
+        paging.lease_ms,
+        paging.in_use,
+        paging.hold,
+        paging.client,
+    )
+
+
 class Leases(Protocol):
     """Where who reads slices takes leases: a node's `LeaseRegistry`, or what a scan process knows of it."""
 
-    def keep(
-        self,
-        index: str,
-        number: int,
-        slices: Sequence[int],
-        lease_ms: int,
-        *,
-        in_use: bool,
-        now: int,
-        hold: str = "",
-        client: str = "",
-        idle: bool = False,
-    ) -> list[int]:
+    def keep(self, asked: LeaseRequest, now: int) -> list[int]:
         """See `LeaseRegistry.keep`."""
         ...
 
@@ -115,46 +118,33 @@ class LeaseRegistry:
         self._longest_ms = longest_s * 1000
         self._by_index: dict[str, dict[_Key, _Lease]] = {}
 
-    def keep(
-        self,
-        index: str,
-        number: int,
-        slices: Sequence[int],
-        lease_ms: int,
-        *,
-        in_use: bool,
-        now: int,
-        hold: str = "",
-        client: str = "",
-        idle: bool = False,
-    ) -> list[int]:
-        """Keep a snapshot in some slices for at least `lease_ms`; returns those that do not hold it.
+    def keep(self, asked: LeaseRequest, now: int) -> list[int]:
+        """Keep a snapshot in some slices at least as long as is asked; returns those that do not hold it.
+        What is idle makes room for others from now on.
 
         Args:
-            in_use: a later page was read from it.
+            asked: of an incarnation that the history holds, which is not looked at here.
             now: milliseconds.
-            hold: id of the hold that this is for, "" for page tokens.
-            client: who it is for.
-            idle: whoever had the hold is gone, and may come again: it makes room for others from now on.
 
         Raises:
             TooManyLeasesError: the client's limit is reached, or that of all.
         """
+        index, number, slices = asked.index, asked.number, asked.slices
         leases = self._by_index.get(index)
         if leases is None:
             self._forget_indexes(now)
             leases = self._by_index[index] = {}
-        lease_ms = min(lease_ms, self._longest_ms)
-        holder = hold or HOLDER + client
+        lease_ms = min(asked.lease_ms, self._longest_ms)
+        holder = asked.hold or HOLDER + asked.client
         lease = leases.get((number, holder))
-        if idle:
+        if asked.idle:
             if lease is not None:
                 lease.firm = False
             return []
-        firm = in_use or bool(hold)
+        firm = asked.in_use or bool(asked.hold)
         if lease is None or (firm and not lease.firm):
             self._forget(leases, now)
-            made = lease or _Lease(client, _kind(hold))
+            made = lease or _Lease(asked.client, _kind(asked.hold))
             if firm:
                 self._admit(index, leases, number, made, now)
             self._make_room(index, leases, number, now)

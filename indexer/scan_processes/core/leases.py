@@ -25,6 +25,10 @@ def longer(lease_ms: int) -> int:
     return lease_ms + lease_ms // 10
 
 
+def _key(asked: LeaseRequest) -> _Key:
+    return asked.index, asked.number, asked.client, asked.in_use
+
+
 class GrantedLeases:
     """What the node keeps, for whom, and until when (`indexer.scan.plan.leases.Leases`). Event loop only.
 
@@ -34,22 +38,10 @@ class GrantedLeases:
     def __init__(self) -> None:
         self._granted: dict[_Key, tuple[int, frozenset[int]]] = {}
 
-    def keep(
-        self,
-        index: str,
-        number: int,
-        slices: Sequence[int],
-        lease_ms: int,
-        *,
-        in_use: bool,
-        now: int,
-        hold: str = "",
-        client: str = "",
-        idle: bool = False,
-    ) -> list[int]:
+    def keep(self, asked: LeaseRequest, now: int) -> list[int]:
         """The slices of which it is not known that they keep a snapshot for another `lease_ms`."""
-        until, kept = self._granted.get((index, number, client, in_use), (0, frozenset()))
-        return [one for one in slices if one not in kept or until - now < lease_ms]
+        until, kept = self._granted.get(_key(asked), (0, frozenset()))
+        return [one for one in asked.slices if one not in kept or until - now < asked.lease_ms]
 
     def lasting(self, index: str, number: int, hold: str, now: int) -> Collection[int]:
         """Not known."""
@@ -64,7 +56,7 @@ class GrantedLeases:
         Args:
             asked: for as long as is promised.
         """
-        key = (asked.index, asked.number, asked.client, asked.in_use)
+        key = _key(asked)
         known, kept = self._granted.pop(key, (0, frozenset()))
         if known > now and known - now >= asked.lease_ms:
             until, kept = min(known, until), kept.union(slices)  # those of another read as well
