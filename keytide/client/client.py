@@ -35,7 +35,7 @@ from keytide.client.results import (
     Tail,
 )
 from keytide.client.session import Session
-from keytide.client.transports import AsyncShell, Shell
+from keytide.client.transports import AsyncShell, Shell, awaited_connections, connections
 from keytide.client.waiting import AsyncContext, FlowMethod, SyncContext
 
 if TYPE_CHECKING:
@@ -251,7 +251,8 @@ class Client(BaseClient[Scan, Query, HeldSnapshot, Tail], SyncContext):
         tls_authority: str = "",
     ) -> None:
         super().__init__(url, retries)
-        self._shell = Shell(self._core, token, transport, sleep, answer_s, tls_authority)
+        nodes = connections(self._core.nodes.urls, token, transport, tls_authority)
+        self._shell = Shell(self._core, nodes, sleep, answer_s)
 
 
 class AsyncClient(BaseClient[AsyncScan, AsyncQuery, AsyncHeldSnapshot, AsyncTail], AsyncContext):
@@ -285,4 +286,5 @@ class AsyncClient(BaseClient[AsyncScan, AsyncQuery, AsyncHeldSnapshot, AsyncTail
         tls_authority: str = "",
     ) -> None:
         super().__init__(url, retries)
-        self._shell = AsyncShell(self._core, token, transport, sleep, answer_s, tls_authority)
+        nodes = awaited_connections(self._core.nodes.urls, token, transport, tls_authority)
+        self._shell = AsyncShell(self._core, nodes, sleep, answer_s)

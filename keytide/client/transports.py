@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -66,13 +66,12 @@ class AwaitedConnections(Protocol):
     async def close(self) -> None: ...
 
 
-class Shell:
-    """Carries flows out, for a program that waits.
+class BaseShell:
+    """Carries flows out, but for the waiting.
 
     Args:
         core: what the flows share.
-        token: API token, "" for none.
-        transport: of httpx, to reach nodes by; None for urllib3 and aiohttp.
+        connections: to nodes, of the shell's way to wait.
         sleep: takes seconds.
         answer_s: how long nothing may come back at most, whatever a request asks for; None for no such limit.
     """
@@ -80,25 +79,37 @@ class Shell:
     def __init__(
         self,
         core: Core,
-        token: str,
-        transport: httpx.BaseTransport | None,
-        sleep: Callable[[float], None],
+        connections: Connections | AwaitedConnections,
+        sleep: Callable[[float], Any],
         answer_s: float | None = None,
-        tls_authority: str = "",
     ) -> None:
         self.core = core
-        self._answer_s = answer_s
+        self._connections = connections
         self._sleep = sleep
-        headers, urls = bearer(token), core.nodes.urls
-        self._connections: Connections
-        if transport is None and not _behind_proxy(urls):
-            from keytide.client.with_urllib3 import Urllib3Connections
+        self._answer_s = answer_s
 
-            self._connections = Urllib3Connections(*_reached(urls, headers, tls_authority))
-        else:
-            from keytide.client.with_httpx import HttpxConnections
+    def _do(self, step: Step) -> Any:
+        """What a step comes to; of all but `Clock`, on an event loop, what is to be awaited for it."""
+        match step:
+            case HttpCall():
+                if self._connections.closed:
+                    raise MisuseError("the client is closed", next_step="make another one")
+                limit = step.seconds if self._answer_s is None else min(self._answer_s, step.seconds)
+                return self._connections.call(step, limit)
+            case Read(body):
+                return self._connections.read(body)
+            case Close(body):
+                return self._connections.leave(body)
+            case Clock():
+                return time.monotonic()
+            case Disconnect():
+                return self._connections.close()
+            case RetryPause(seconds):
+                return self._sleep(seconds)
 
-            self._connections = HttpxConnections(headers, tls_authority, transport)
+
+class Shell(BaseShell):
+    """Carries flows out, for a program that waits."""
 
     def run(self, flow: Flow[ResultT]) -> ResultT:
         """The flow's result."""
@@ -111,50 +122,9 @@ class Shell:
                 return result
             outcome = self._do(step)
 
-    def _do(self, step: Step) -> Outcome:
-        match step:
-            case HttpCall():
-                if self._connections.closed:
-                    raise _closed()
-                return self._connections.call(step, _seconds(step, self._answer_s))
-            case Read(body):
-                return self._connections.read(body)
-            case Close(body):
-                self._connections.leave(body)
-            case Clock():
-                return time.monotonic()
-            case Disconnect():
-                self._connections.close()
-            case RetryPause(seconds):
-                self._sleep(seconds)
-        return None
 
-
-class AsyncShell:
-    """Carries flows out on an event loop. See `Shell`."""
-
-    def __init__(
-        self,
-        core: Core,
-        token: str,
-        transport: httpx.AsyncBaseTransport | None,
-        sleep: Callable[[float], Awaitable[None]],
-        answer_s: float | None = None,
-        tls_authority: str = "",
-    ) -> None:
-        self.core = core
-        self._answer_s = answer_s
-        self._sleep = sleep
-        headers, urls = bearer(token), core.nodes.urls
-        self._connections: AwaitedConnections
-        if transport is None and not _behind_proxy(urls):
-            from keytide.client.with_aiohttp import AiohttpConnections
-
-            self._connections = AiohttpConnections(*_reached(urls, headers, tls_authority))
-        else:
-            from keytide.client.with_httpx import AsyncHttpxConnections
-
-            self._connections = AsyncHttpxConnections(headers, tls_authority, transport)
+class AsyncShell(BaseShell):
+    """Carries flows out on an event loop."""
 
     async def run(self, flow: Flow[ResultT]) -> ResultT:
         """The flow's result."""
@@ -165,25 +135,39 @@ class AsyncShell:
             except StopIteration as end:
                 result: ResultT = end.value
                 return result
-            outcome = await self._do(step)
+            done = self._do(step)
+            outcome = done if isinstance(step, Clock) else await done
 
-    async def _do(self, step: Step) -> Outcome:
-        match step:
-            case HttpCall():
-                if self._connections.closed:
-                    raise _closed()
-                return await self._connections.call(step, _seconds(step, self._answer_s))
-            case Read(body):
-                return await self._connections.read(body)
-            case Close(body):
-                await self._connections.leave(body)
-            case Clock():
-                return time.monotonic()
-            case Disconnect():
-                await self._connections.close()
-            case RetryPause(seconds):
-                await self._sleep(seconds)
-        return None
+
+def connections(
+    urls: Sequence[str], token: str, transport: httpx.BaseTransport | None, tls_authority: str
+) -> Connections:
+    """For a program that waits.
+
+    Args:
+        token: API token, "" for none.
+        transport: of httpx, to reach nodes by; None for urllib3, which goes by no proxy.
+    """
+    if transport is None and not _behind_proxy(urls):
+        from keytide.client.with_urllib3 import Urllib3Connections
+
+        return Urllib3Connections(*_reached(urls, bearer(token), tls_authority))
+    from keytide.client.with_httpx import HttpxConnections
+
+    return HttpxConnections(bearer(token), tls_authority, transport)
+
+
+def awaited_connections(
+    urls: Sequence[str], token: str, transport: httpx.AsyncBaseTransport | None, tls_authority: str
+) -> AwaitedConnections:
+    """For an event loop, with aiohttp in urllib3's place. See `connections`."""
+    if transport is None and not _behind_proxy(urls):
+        from keytide.client.with_aiohttp import AiohttpConnections
+
+        return AiohttpConnections(*_reached(urls, bearer(token), tls_authority))
+    from keytide.client.with_httpx import AsyncHttpxConnections
+
+    return AsyncHttpxConnections(bearer(token), tls_authority, transport)
 
 
 class AnsweredRequest(Protocol):
@@ -202,10 +186,6 @@ class AnsweredRequest(Protocol):
 def problem_error(response: AnsweredRequest) -> KeytideError:
     """The error in a response of httpx, for clients of other servers of Keytide."""
     return problem(response.status_code, response.content, response.reason_phrase)
-
-
-def _seconds(call: HttpCall, answer_s: float | None) -> float:
-    return call.seconds if answer_s is None else min(answer_s, call.seconds)
 
 
 def _reached(
@@ -229,7 +209,3 @@ def _behind_proxy(urls: Sequence[str]) -> bool:
         (one.scheme in proxies or "all" in proxies) and not proxy_bypass(one.netloc.rpartition("@")[2])
         for one in parts
     )
-
-
-def _closed() -> MisuseError:
-    return MisuseError("the client is closed", next_step="make another one")
