@@ -39,6 +39,7 @@ from indexer.scan_processes.passing import SOCKET, way_to
 from indexer.scan_processes.telling import Listening, Telling
 from keytide.errors import ConfigurationError
 from keytide.model.health import Reason
+from keytide.process.child import start_module
 from keytide.process.worker import Worker, logged
 
 log = logging.getLogger(__name__)
@@ -250,14 +251,11 @@ class ScanProcesses:
 
     def _start(self) -> _Process:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        root = str(Path(__file__).resolve().parents[2])
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         with theirs:
-            child = subprocess.Popen(
-                [sys.executable, "-m", MODULE, str(theirs.fileno()), str(self._folder)],
+            child = start_module(
+                *(MODULE, str(theirs.fileno()), str(self._folder)),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), self._folder),
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             )
         channel = Channel(ours)
         channel.tell(self._welcome)

@@ -16,13 +16,13 @@ from __future__ import annotations
 import os
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Final
 
 import psutil
+
+from keytide.process.child import start_module
 
 _LOOKS: Final = 20
 """At a silent child within `stall_s`."""
@@ -45,17 +45,11 @@ class WatchedProcess:
     """
 
     def __init__(self, module: str, arguments: Sequence[str], stall_s: float) -> None:
-        root = str(Path(__file__).resolve().parents[3])
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._stall_s = stall_s
         self._rest = b""
         self._killed = False
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        self._process = start_module(
+            module, *arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
         self.pid = self._process.pid
         for pipe in (self._process.stdin, self._process.stdout):
