@@ -192,9 +192,9 @@ class DriverSupervisor(QueueWorker[Callable[[], None]]):
 
     def close(self, limit_s: float | None = None) -> bool:
         """Carry out what is ordered, end all drivers, then the thread."""
-        if self._thread.is_alive():
+        if self.running:
             self.end()
-            self._thread.join(limit_s)
+            self.wait(limit_s)
         return super().close(limit_s)
 
     def _carry_out(self, job: Callable[[], None]) -> None:
