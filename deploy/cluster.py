@@ -222,15 +222,6 @@ class LocalCluster:
         self.wait_ready(name)
         self._held.discard(name)
 
-    def arm(self, name: str, point: str) -> None:
-        """From its next start on, a part ends or waits at a named place in its code
-        (`keytide.process.sync_points`), and what it starts itself (fold worker, Spark driver) does; ""
-        disarms it (for tests)."""
-        environment = self.services[name].env or {}
-        environment.pop("KEYTIDE_SYNC_POINT", None)
-        if point:
-            environment["KEYTIDE_SYNC_POINT"] = point
-
     def wait_ready(self, name: str) -> None:
         """Wait until a part serves. A coordinator does when it answers and any of them leads."""
         child = self.services[name]

@@ -40,14 +40,12 @@ class Building:
 
     Attributes:
         applied: the state after the last commit.
-        incomplete: batch ends that were passed over because chunks were missing.
     """
 
     def __init__(self, index: str, slice_number: int, applied: Applied) -> None:
         self.index = index
         self.slice = slice_number
         self.applied = applied
-        self.incomplete = 0
         self.paused = False
         self._assembler = Assembler()
         self._cursor = applied.backfill_position
@@ -135,7 +133,6 @@ class Building:
             return []
         won = self._winners(end)
         if won is None:
-            self.incomplete += 1
             return []
         reached = self.applied.timestamp
         if end.batch > 0 and not reached.covers(end.start):

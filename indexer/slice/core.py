@@ -154,11 +154,6 @@ class SliceCore:
         return self._mode.correcting.told(durable) if isinstance(self._mode, QueueFollower) else None
 
     @property
-    def incomplete_batches(self) -> int:
-        """Batch ends that were passed over because chunks were missing."""
-        return self._mode.incomplete if isinstance(self._mode, Building) else 0
-
-    @property
     def paused(self) -> bool:
         return self._mode is not None and self._mode.paused
 

@@ -19,6 +19,7 @@ import pytest
 from confluent_kafka import Producer
 
 from deploy.cluster import LocalCluster
+from tests.arming import arm
 from tests.integration.world import World
 from tests.share import WHOLE_MATRIX
 from tests.waiting import wait_for
@@ -241,7 +242,7 @@ def held_at(scene: Scene, part: str, point: str, count: int) -> Iterator[None]:
     """While the block runs, the build stands at a named place in a process."""
     release = scene.folder / "go"
     cluster = scene.world.cluster
-    cluster.arm(part, f"{point}:hold={release}:{count}")
+    arm(cluster, part, f"{point}:hold={release}:{count}")
     child = cluster.services[part]
     try:
         child.terminate()
@@ -255,7 +256,7 @@ def held_at(scene: Scene, part: str, point: str, count: int) -> Iterator[None]:
         yield
     finally:
         release.touch()
-        cluster.arm(part, "")
+        arm(cluster, part, "")
 
 
 @contextmanager

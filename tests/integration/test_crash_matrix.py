@@ -21,6 +21,7 @@ from deploy.cluster import LocalCluster
 from keytide.kafka.admin import admin, list_offsets
 from keytide.process.sync_points import POINTS
 from keytide.settings.settings import load_settings
+from tests.arming import arm
 from tests.chaos.run import Target
 from tests.chaos.scene import Batches, Scene
 from tests.chaos.shapes import SHAPES
@@ -135,7 +136,7 @@ class Strike:
     def arm(self) -> None:
         """Start the part again, armed, and wait until nodes are known to live: slices are to lie on them."""
         self._scene.run.note(f"arming {self._part} with {self._armed}")
-        self._cluster.arm(self._part, self._armed)
+        arm(self._cluster, self._part, self._armed)
         child = self._cluster.services[self._part]
         child.terminate()
         child.start()
@@ -147,7 +148,7 @@ class Strike:
         if self._point not in FOLD_WORKER and not self._point.startswith(DRIVERS):
             wait_for(lambda: not child.running, f"{self._part} is dead", 10)
         self._scene.run.note(f"{self._point} was struck")
-        self._cluster.arm(self._part, "")
+        arm(self._cluster, self._part, "")
         if not child.running:
             child.start()
         self._cluster.wait_ready(self._part)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from keytide.errors import KeytideError
+from tests.arming import arm
 from tests.integration.conftest import Worlds
 from tests.integration.world import World, Writer
 from tests.waiting import wait_for
@@ -56,7 +57,7 @@ def test_a_slice_that_lags_is_not_waited_for_until_it_has_caught_up(world: World
     cluster, release = world.cluster, tmp_path / "go"
     ((fast,),) = world.admin.call("GET", f"/v1/indexes/{NEAR}")["placement"]
     (slow,) = {"node-1", "node-2"} - {fast}
-    cluster.arm(slow, f"delta-before-commit:hold={release}:20")
+    arm(cluster, slow, f"delta-before-commit:hold={release}:20")
     cluster.restart(slow)
     wait_for(cluster.nodes_live, "nodes live")
     with Writer(world.bootstrap, TOPIC, 5, _person, per_second=200) as writer:

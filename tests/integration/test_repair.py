@@ -17,6 +17,7 @@ import pytest
 from indexer.store.interface import StoredDocument
 from keytide.collation import encode_key
 from keytide.model.entry import pack_value
+from tests.arming import arm
 from tests.integration.conftest import Worlds
 from tests.integration.planting import Base, durable_timestamp, planting
 from tests.integration.world import World, Writer
@@ -114,7 +115,7 @@ def test_a_driver_that_dies_within_a_round_is_followed_by_another(
     """The slices still watch for the one that died, and may have half of its corrections."""
     _plant(world)
     struck = tmp_path / "struck"
-    world.cluster.arm("coordinator", f"{point}:once={struck}")
+    arm(world.cluster, "coordinator", f"{point}:once={struck}")
     world.cluster.restart("coordinator")
     try:
         with Writer(world.bootstrap, TOPIC, 4, _person, per_second=100) as writer:
@@ -124,14 +125,14 @@ def test_a_driver_that_dies_within_a_round_is_followed_by_another(
         assert (status, job["state"], job["clean"], job["counts"]) == (0, "DONE", True, {}), job
         world.check_at_end(INDEX, TOPIC, _keys)
     finally:
-        world.cluster.arm("coordinator", "")
+        arm(world.cluster, "coordinator", "")
         world.cluster.restart("coordinator")
 
 
 def test_a_node_that_dies_within_a_round_does_no_harm(world: World, tmp_path: Path) -> None:
     _plant(world)
     hold = tmp_path / "go"
-    world.cluster.arm("coordinator", f"repair-corrected:hold={hold}")
+    arm(world.cluster, "coordinator", f"repair-corrected:hold={hold}")
     world.cluster.restart("coordinator")
     with Writer(world.bootstrap, TOPIC, 3, _person, per_second=100) as writer:
         writer.written = HOT + QUIET

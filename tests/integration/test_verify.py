@@ -16,6 +16,7 @@ from indexer.store.interface import StoredDocument
 from keytide.collation import encode_key
 from keytide.errors import KeytideError
 from keytide.model.entry import pack_value
+from tests.arming import arm
 from tests.integration.conftest import Worlds
 from tests.integration.planting import Base, durable_timestamp, planting
 from tests.integration.world import World, Writer
@@ -186,7 +187,7 @@ def _duplicate(_: random.Random, number: int) -> tuple[str, Any]:
 
 def test_a_verification_survives_its_driver_and_can_be_cancelled(world: World, tmp_path: Path) -> None:
     hold = tmp_path / "go"
-    world.cluster.arm("coordinator", f"verify-compared:once={tmp_path / 'once'}")
+    arm(world.cluster, "coordinator", f"verify-compared:once={tmp_path / 'once'}")
     environment = world.cluster.services["coordinator"].env
     assert environment is not None
     environment["KEYTIDE_VERIFY__LOCAL_DOCUMENTS"] = "1000000"
@@ -195,7 +196,7 @@ def test_a_verification_survives_its_driver_and_can_be_cancelled(world: World, t
     assert (job["state"], job["attempts"]) == ("DONE", 2)
     job = world.verified(BY_TAG)  # quiet again: what could not be proven can be now; read without Spark
     assert (job["state"], job["counts"]) == ("DONE", {}), _report(world, job["id"])
-    world.cluster.arm("coordinator", f"verify-pinned:hold={hold}")
+    arm(world.cluster, "coordinator", f"verify-pinned:hold={hold}")
     world.cluster.restart("coordinator")
     held = world.admin.call("POST", f"/v1/indexes/{BY_MAIL}/verify")["id"]
     wait_for(hold.with_name("go.held").exists, "the driver waits")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from keytide.errors import KeytideError
+from tests.arming import arm
 from tests.integration.conftest import Worlds
 from tests.integration.world import World, Writer
 from tests.waiting import wait_for
@@ -41,7 +42,7 @@ def world(worlds: Worlds) -> Iterator[World]:
 
 def test_a_build_that_verifies_is_throttled_paused_and_waits_for_a_node(world: World, tmp_path: Path) -> None:
     hold = tmp_path / "go"
-    world.cluster.arm("coordinator", f"verify-pinned:hold={hold}")
+    arm(world.cluster, "coordinator", f"verify-pinned:hold={hold}")
     world.cluster.restart("coordinator")
     world.sql(f"CREATE INDEX {INDEX} ON {TOPIC} (city) WITH (slices=4, defer_build=true)")
     build = world.build(INDEX)
@@ -55,7 +56,7 @@ def test_a_build_that_verifies_is_throttled_paused_and_waits_for_a_node(world: W
     state = world.admin.call("POST", f"/v1/builds/{build}/pause")
     assert (state["state"], state["paused_by"]) == ("CATCHUP", "operator")
     wait_for(lambda: not world.processes(DRIVER), "the driver has ended", 60)
-    world.cluster.arm("coordinator", "")
+    arm(world.cluster, "coordinator", "")
     world.cluster.restart("coordinator")
     wait_for(lambda: "to be resumed" in world.build_state(build)["waiting_for"], "it says what it waits for")
     assert not world.processes(DRIVER), "nor does a restart end the pause"

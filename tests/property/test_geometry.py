@@ -38,7 +38,7 @@ from keytide.geometry import (
     ring_distances,
     sound_rings,
 )
-from keytide.geometry.cells.curve import LEAF, cell_of, parent_of, span_of, square_of
+from keytide.geometry.cells.curve import _QUARTERS, _TURNS, LEAF, cell_of, level_of, parent_of, span_of
 from keytide.geometry.cells.plane import lowest_of, places_of
 from keytide.geometry.drawn.meeting import covers_on
 from keytide.geometry.drawn.sphere import TOLERANCE, Floats
@@ -49,6 +49,18 @@ from tests import share
 
 RELATIONS: tuple[Relation, ...] = ("intersects", "within", "contains", "dwithin")
 seeds = st.integers(0, 2**32)
+
+
+def square_of(cell: int) -> tuple[int, int, int, int]:
+    """(face, i, j, level) of a cell: where its least corner is."""
+    face, level = cell >> 61, level_of(cell)
+    turn, i, j = face & 1, 0, 0
+    for at in range(level):
+        step = cell >> 59 - 2 * at & 3
+        quarter = _QUARTERS[turn][step]
+        i, j = i << 1 | quarter >> 1, j << 1 | quarter & 1
+        turn ^= _TURNS[step]
+    return face, i << LEAF - level, j << LEAF - level, level
 
 
 def geometry(raw: shapes.Json, frame: Frame = "geographic") -> Geometry | None:

@@ -386,11 +386,9 @@ class SimNode:
         runner = self.hosting.runners.get(key)
         if runner is None:
             return
-        core = runner.core
-        dropped, incomplete = core.gap_drops, core.incomplete_batches
+        core, dropped = runner.core, runner.core.gap_drops
         self._feed(key, runner, most)
         self.world.seen["gaps"] += max(0, core.gap_drops - dropped)
-        self.world.seen["passed over"] += max(0, core.incomplete_batches - incomplete)
 
     def _feed(self, key: SliceKey, runner: SliceRunner, most: int) -> None:
         kafka, now = self.world.kafka, self.now

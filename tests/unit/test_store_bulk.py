@@ -176,6 +176,6 @@ def test_runs_are_merged_in_order_and_equal_keys_stay_as_they_came(
     sorting.close()
     merged = [row for block in blocks for row in block]
     assert merged == sorted((row for run in given for row in run), key=lambda row: row[0])
-    assert sorting.spilled == (runs if runs > 1 else 0)
+    assert len(sorting._runs) == (runs if runs > 1 else 0)
     assert all(len(block) <= runs * BLOCK_ROWS for block in blocks) or runs < 2
     assert not list(tmp_path.iterdir()), "the scratch file has no name"

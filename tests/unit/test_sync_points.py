@@ -14,6 +14,7 @@ import pytest
 
 from deploy.cluster import LocalCluster
 from keytide.process.sync_points import POINTS
+from tests.arming import arm
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,10 +82,10 @@ def test_a_part_of_a_cluster_is_armed_for_its_next_start(tmp_path: Path) -> None
     cluster = LocalCluster(tmp_path, kafka="127.0.0.1:1", nodes=1)
     cluster._choose_ports()
     cluster._define({})
-    cluster.arm("node-1", "fold-frozen:kill:2")
+    arm(cluster, "node-1", "fold-frozen:kill:2")
     assert (cluster.services["node-1"].env or {})["KEYTIDE_SYNC_POINT"] == "fold-frozen:kill:2"
     assert "KEYTIDE_SYNC_POINT" not in (cluster.services["coordinator"].env or {})
-    cluster.arm("node-1", "")
+    arm(cluster, "node-1", "")
     assert "KEYTIDE_SYNC_POINT" not in (cluster.services["node-1"].env or {})
 
 

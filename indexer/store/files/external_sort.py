@@ -46,11 +46,6 @@ class SortedRuns:
         self._last: list[Row] = []
         self._runs: list[list[tuple[int, int]]] = []
 
-    @property
-    def spilled(self) -> int:
-        """Runs that are on disk."""
-        return len(self._runs)
-
     def add(self, rows: Iterable[Row]) -> None:
         """Add a run.
 

@@ -33,7 +33,6 @@ FLIPPED_RELATIONS: Final[dict[RelationName, RelationName]] = {
 _RELATIONS: Final[dict[str, RelationName]] = {f"ST_{name.upper()}": name for name in FLIPPED_RELATIONS}
 _POINTS: Final = ("ST_POINT", "ST_MAKEPOINT", "POINT")
 _MAKERS: Final = (*_POINTS, "ST_MAKEENVELOPE", "ST_GEOMFROMGEOJSON", "ST_SETSRID")
-PLACE_FUNCTIONS: Final = (*_RELATIONS, "ST_DISTANCE", "POINT", "ST_POINT", *_MAKERS[3:])
 _SYSTEMS: Final = (GEOGRAPHIC_SRID, PLANAR_SRID)
 _CONSTANT: Final = (
     "Write ST_Point(lon, lat), ST_MakeEnvelope(west, south, east, north) or ST_GeomFromGeoJSON('...')."

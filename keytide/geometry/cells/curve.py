@@ -130,18 +130,6 @@ def span_of(cell: int) -> tuple[int, int]:
     return cell - lsb + 1, cell + lsb - 1
 
 
-def square_of(cell: int) -> tuple[int, int, int, int]:
-    """(face, i, j, level) of a cell: where its least corner is."""
-    face, level = cell >> 61, level_of(cell)
-    turn, i, j = face & 1, 0, 0
-    for at in range(level):
-        step = cell >> 59 - 2 * at & 3
-        quarter = _QUARTERS[turn][step]
-        i, j = i << 1 | quarter >> 1, j << 1 | quarter & 1
-        turn ^= _TURNS[step]
-    return face, i << LEAF - level, j << LEAF - level, level
-
-
 def cell_of(square: Square) -> int:
     """The id of a cell."""
     face, i, j, level = square

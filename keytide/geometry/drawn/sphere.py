@@ -73,11 +73,6 @@ def degrees(vector: Floats) -> Floats:
     return found
 
 
-def angle_of(chord2: Floats) -> Floats:
-    """Angles, in radians, of squared chords."""
-    return 2 * np.arcsin(np.minimum(1.0, np.sqrt(chord2) / 2))
-
-
 def chord2_of(angle: float) -> float:
     """The squared chord of an angle in radians, pi at most."""
     return 4 * math.sin(min(angle, math.pi) / 2) ** 2
