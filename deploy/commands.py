@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keytide.cli.options import DATA_DIR_VARIABLE, DEFAULT_DATA_DIR, DataDir, Json, Url
+from keytide.cli.options import DATA_DIR_VARIABLE, DEFAULT_DATA_DIR, DataDir, JsonOption, Url
 from keytide.cli.output import friendly_errors
 from keytide.errors import CallerError
 
@@ -70,7 +70,7 @@ def up(
         ),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="go on in the background")] = False,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Start a local cluster and keep it running until Ctrl-C (or `keytide down`). A data folder remembers its
     cluster: sizes, ports and Kafka are those of its last start unless they are given."""
@@ -96,7 +96,7 @@ def up(
 
 def down(
     data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Stop the local cluster that runs on a data folder."""
     from deploy.up import down as stop_cluster
@@ -121,7 +121,7 @@ def demo(
 def doctor(
     kafka: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Kafka to check")] = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check Java, Kafka, topics and the cluster, and say what to do."""
     from deploy.doctor import run
@@ -151,7 +151,7 @@ def trace(
     ] = "",
     url: Url = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show when the newest record of a document passed each hop, from its topic to a published snapshot, and
     what it waits for. It only reads Kafka, and asks a node for the entries."""

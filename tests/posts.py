@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 
 import httpx
 
-from keytide.http.blocking_nodes import Post
+from keytide.http.blocking_nodes import BlockingPost
 from keytide.http.node_protocol import NoAnswerError
 
 
-def post_to(handle: Callable[[httpx.Request], httpx.Response]) -> Post:
+def post_to(handle: Callable[[httpx.Request], httpx.Response]) -> BlockingPost:
     """For a `BlockingNodeClient`."""
 
     def post(url: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:

@@ -20,16 +20,14 @@ from __future__ import annotations
 from typing import Final
 
 from coordinator.core.nodes import HeardNodes
+from coordinator.stability.acknowledgements import Copy
 from coordinator.stability.publishing import usable_copies
 from keytide.catalog.records import IndexRecord
 
 ABSENT_MS: Final = 60_000
 
-Place = tuple[int, str]
-"""(slice, node)."""
 
-
-def away(nodes: HeardNodes, index: IndexRecord, since: int) -> tuple[list[Place], list[Place]]:
+def away(nodes: HeardNodes, index: IndexRecord, since: int) -> tuple[list[Copy], list[Copy]]:
     """The copies of an index on nodes that are not live: those that are waited for, and those that are not
     any more.
 
@@ -40,8 +38,8 @@ def away(nodes: HeardNodes, index: IndexRecord, since: int) -> tuple[list[Place]
     live = set(nodes.live())
     heard = {name: node.heard_at for name, node in nodes.by_id.items()}
     newest = max(heard.values(), default=0)
-    waited: list[Place] = []
-    given_up: list[Place] = []
+    waited: list[Copy] = []
+    given_up: list[Copy] = []
     for number, usable in enumerate(usable_copies(nodes, index)):
         alone = live.isdisjoint(usable)
         for node in index.placement[number]:

@@ -32,7 +32,7 @@ from keytide.wire.messages import SliceStatus
 
 Statuses = list[SliceStatus | None]
 Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE, description="lines on the page, at most")]
-PageToken = Annotated[str | None, Query(description="`page` of the page before; none for the first")]
+PageTokenParameter = Annotated[str | None, Query(description="`page` of the page before; none for the first")]
 OneSlice = Annotated[int | None, Query(ge=0, description="values of this slice, hot or not")]
 LOOK_S: Final = 2.0
 """How often it is seen whether a node that has not answered yet is live: one that stands still is told of
@@ -47,7 +47,7 @@ def add_lists(app: FastAPI, access: LeaderAccess, nodes: NodeClient) -> None:
         tags=["indexes"],
         summary="Versions that could not be indexed",
     )
-    async def skipped(name: str, limit: Limit = 100, page: PageToken = None) -> Any:
+    async def skipped(name: str, limit: Limit = 100, page: PageTokenParameter = None) -> Any:
         """The skip ledger, by partition and offset; the first page also counts lines by reason."""
         index, pages, statuses = await _gather(access, nodes, name, "skipped", page, limit)
         return list_views.skipped(index, pages, limit, page is None, list_views.total(statuses, "skipped"))
@@ -57,7 +57,7 @@ def add_lists(app: FastAPI, access: LeaderAccess, nodes: NodeClient) -> None:
         tags=["indexes"],
         summary="Keys of a UNIQUE index that several documents have",
     )
-    async def violations(name: str, limit: Limit = 100, page: PageToken = None) -> Any:
+    async def violations(name: str, limit: Limit = 100, page: PageTokenParameter = None) -> Any:
         """By key, with all documents that have it."""
         index, pages, statuses = await _gather(access, nodes, name, "violations", page, limit)
         if index.violated is not None and not index.placement:

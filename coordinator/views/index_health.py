@@ -12,7 +12,7 @@ from coordinator.leader import Leader
 from coordinator.views.jobs import verification
 from coordinator.views.slices import HeardCopy, counted, filling, slice_statuses
 from keytide.catalog.records import IndexRecord
-from keytide.model.health import Reason, Status
+from keytide.model.health import HealthStatus, Reason
 from keytide.model.words import few
 
 SHOWN = 8
@@ -66,7 +66,7 @@ def _not_built(record: IndexRecord) -> Iterator[Reason]:
 def _slices(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
     """Slices of which no copy answers, or fewer than there are to be; together when it is for the same
     reason."""
-    found: defaultdict[tuple[Status, str, str], list[int]] = defaultdict(list)
+    found: defaultdict[tuple[HealthStatus, str, str], list[int]] = defaultdict(list)
     rebuilds = leader.builds.registry.rebuilds(record.id)
     crowded = dict(_crowded(leader, record))
     for number in range(len(record.placement)):
@@ -87,7 +87,9 @@ def _slices(leader: Leader, record: IndexRecord) -> Iterator[Reason]:
         )
 
 
-def _slice(leader: Leader, record: IndexRecord, number: int, rebuild: str) -> tuple[Status, str, str] | None:
+def _slice(
+    leader: Leader, record: IndexRecord, number: int, rebuild: str
+) -> tuple[HealthStatus, str, str] | None:
     """What is not in order with a slice, and what to do; None when all its copies answer.
 
     Args:
@@ -139,7 +141,7 @@ def _open_nodes(leader: Leader) -> list[str]:
     return [name for name in leader.stability.nodes.live() if name not in closed]
 
 
-def _crowded(leader: Leader, record: IndexRecord) -> Iterator[tuple[int, tuple[Status, str, str]]]:
+def _crowded(leader: Leader, record: IndexRecord) -> Iterator[tuple[int, tuple[HealthStatus, str, str]]]:
     """Slices whose copies would fail together, and need not: what is not in order, and what to do."""
     zones = leader.dictionary.catalog.zones()
     there = {zones[name] for name in _open_nodes(leader)}

@@ -12,7 +12,7 @@ from typing import Any, Final
 from deploy.demo.spheroid import metres_between
 from keytide.client import Client
 
-State = Mapping[str, bytes]
+NewestValues = Mapping[str, bytes]
 """The newest value of every document."""
 
 BOSTON: Final = (-71.0589, 42.3601)
@@ -38,7 +38,7 @@ class SpatialQuestion:
     title: str
     sql: str
     columns: tuple[str, ...]
-    expected: Callable[[State], list[list[Any]]]
+    expected: Callable[[NewestValues], list[list[Any]]]
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class SpatialAnswer:
     rows: list[list[Any]]
 
 
-def _arrivals_near_boston(state: State) -> list[list[Any]]:
+def _arrivals_near_boston(state: NewestValues) -> list[list[Any]]:
     near: dict[tuple[float, float], bool] = {}
     found: Counter[str] = Counter()
     for value in state.values():
@@ -71,7 +71,7 @@ def _arrivals_near_boston(state: State) -> list[list[Any]]:
     return sorted(some, key=lambda row: (-row[1], row[0]))
 
 
-def _nearest_to_denver(state: State) -> list[list[Any]]:
+def _nearest_to_denver(state: NewestValues) -> list[list[Any]]:
     airports = {id_: json.loads(value) for id_, value in state.items()}
     rows = [
         [id_, one["name"], metres_between(one["lon"], one["lat"], *DENVER)] for id_, one in airports.items()
@@ -106,7 +106,7 @@ def ask(client: Client, question: SpatialQuestion, moment: str, **demands: Any) 
     return SpatialAnswer(question, moment, answer.snapshot, offsets, rows)
 
 
-def unlike(answer: SpatialAnswer, state: State) -> list[str]:
+def unlike(answer: SpatialAnswer, state: NewestValues) -> list[str]:
     """In words, what differs between an answer and the documents at its moment; nothing when it is right."""
     wanted = answer.question.expected(state)
     if len(wanted) == len(answer.rows) and all(map(_same, wanted, answer.rows)):

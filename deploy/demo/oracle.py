@@ -13,7 +13,7 @@ from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 
-Row = tuple[list[Any], str]
+ExpectedRow = tuple[list[Any], str]
 """(key parts, document id)"""
 
 
@@ -28,7 +28,7 @@ class Expectation:
     """
 
     keys: Callable[[dict[str, Any]], Iterable[list[Any]]]
-    order: Callable[[Row], Any]
+    order: Callable[[ExpectedRow], Any]
     ordered: bool = True
 
 
@@ -110,10 +110,10 @@ def read_versions(
     return states
 
 
-def expected_rows(index: str, state: Mapping[str, bytes]) -> list[Row]:
+def expected_rows(index: str, state: Mapping[str, bytes]) -> list[ExpectedRow]:
     """All rows of an index, in its order."""
     expectation = EXPECTED[index]
-    rows: list[Row] = []
+    rows: list[ExpectedRow] = []
     for id_, value in state.items():
         if value is not None:
             rows += ((key, id_) for key in expectation.keys(json.loads(value)))
@@ -121,7 +121,7 @@ def expected_rows(index: str, state: Mapping[str, bytes]) -> list[Row]:
     return rows
 
 
-def differences(index: str, state: Mapping[str, bytes], found: list[Row]) -> list[str]:
+def differences(index: str, state: Mapping[str, bytes], found: list[ExpectedRow]) -> list[str]:
     """In words, what differs (at most ten) between an index and the newest documents; empty when both are the
     same rows, in the same order where the index has one."""
     expected, expectation = expected_rows(index, state), EXPECTED[index]

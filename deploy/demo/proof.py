@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from deploy.demo.nearby import SpatialAnswer, unlike
-from deploy.demo.oracle import Row, differences, read_versions
+from deploy.demo.oracle import ExpectedRow, differences, read_versions
 from keytide.client import Client
 
 PAGE: Final = 20_000
@@ -27,7 +27,7 @@ class Taken:
     moment: str
     snapshot: int | None
     offsets: dict[int, int]
-    rows: list[Row]
+    rows: list[ExpectedRow]
     seconds: float
 
 
@@ -57,7 +57,7 @@ def take(client: Client, index: str, moment: str, **demands: Any) -> Taken:
     began = time.monotonic()
     page = client.page(index, limit=PAGE, columns=["key", "id"], **demands)
     snapshot, offsets = page.snapshot, {int(p): place["offset"] for p, place in page.timestamp.items()}
-    rows: list[Row] = [(row.key, row.id) for row in page.rows]
+    rows: list[ExpectedRow] = [(row.key, row.id) for row in page.rows]
     while page.page is not None:
         page = client.page(index, page=page.page)
         rows += [(row.key, row.id) for row in page.rows]

@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 _LEAST_DOCUMENTS: Final = 10_000
 _LEAST_BYTES: Final = 1 << 20
 
-Acknowledge = Callable[[str, int, int, SliceKey], None]
+SendAcknowledgement = Callable[[str, int, int, SliceKey], None]
 OpenStore = Callable[[Path, Applied, StoreSettings, FoldRunner], SliceStore]
 """Opens what is in a slice's folder, or makes a store there in the given state."""
 OpenSpool = Callable[[Path], Spool]
@@ -109,7 +109,7 @@ class Hosting:
         node: ServingNode,
         settings: IndexerSettings,
         reading: QueueReading,
-        acknowledge: Acknowledge,
+        acknowledge: SendAcknowledgement,
         metrics: NodeMetrics,
         folds: FoldRunner,
         filler: CopyFiller,

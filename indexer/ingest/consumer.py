@@ -88,7 +88,7 @@ class TopicKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ConsumerRecord:
     """One thing that was read. `key` is None for control; `data` is None when the queue's end was met."""
 
     kind: TopicKind
@@ -223,7 +223,7 @@ class NodeConsumer:
 
     # --- reading --------------------------------------------------------------------------------------
 
-    def poll(self, timeout: float, now: int) -> list[Record | Lost]:
+    def poll(self, timeout: float, now: int) -> list[ConsumerRecord | Lost]:
         """What has come, in order within each partition; waits at most `timeout` seconds for the first.
 
         Raises:
@@ -231,7 +231,7 @@ class NodeConsumer:
         """
         self._assign_again(now)
         limit = max(1, min(BATCH_MESSAGES, int(BATCH_BYTES / self._average)))
-        records: list[Record | Lost] = []
+        records: list[ConsumerRecord | Lost] = []
         for message in drain(self._consumer, limit, timeout):
             record = self._record(message, now)
             if record is not None:
@@ -242,7 +242,7 @@ class NodeConsumer:
             self._replace_silent(now)
         return records
 
-    def _record(self, message: Message, now: int) -> Record | Lost | None:
+    def _record(self, message: Message, now: int) -> ConsumerRecord | Lost | None:
         topic, partition, offset = message.topic() or "", message.partition() or 0, message.offset() or 0
         key = self._readers.get((topic, partition))
         error = message.error()
@@ -252,16 +252,16 @@ class NodeConsumer:
             if topic != self._topics.control or error is not None:
                 return None
             self._control_at, self._patience_ms = offset + 1, SILENT_MS
-            return Record(TopicKind.CONTROL, None, offset, message.value())
+            return ConsumerRecord(TopicKind.CONTROL, None, offset, message.value())
         place = self._places[key]
         if not self._next(place, topic, partition, offset, now):
             return None
         if error is not None:
-            return Record(place.kind, key, offset, None)
+            return ConsumerRecord(place.kind, key, offset, None)
         data = message.value() or b""
         self._average += (len(data) - self._average) / 32
         place.position = offset + 1
-        return Record(place.kind, key, offset, data)
+        return ConsumerRecord(place.kind, key, offset, data)
 
     def _next(self, place: _Place, topic: str, partition: int, offset: int, now: int) -> bool:
         """Whether what came is what was to come next. (The beginning of a queue may be anywhere.)"""

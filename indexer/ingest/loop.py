@@ -22,7 +22,7 @@ from indexer.hosting.hosting import Hosting, SliceChange
 from indexer.hosting.metrics import NodeMetrics, shown_names
 from indexer.hosting.node import ServingNode
 from indexer.hosting.node_folder import NodeFolder
-from indexer.ingest.consumer import Lost, NodeConsumer, Record, TopicKind
+from indexer.ingest.consumer import ConsumerRecord, Lost, NodeConsumer, TopicKind
 from indexer.ingest.copy_worker import CopyWorker
 from indexer.ingest.metadata import MetadataFeed, TellsOn
 from indexer.ingest.reports import NodeReporter
@@ -119,7 +119,7 @@ class Ingest:
         records = self._consumer.poll(IDLE_S, now_ms())
         self._identity.check()
         now = now_ms()
-        control = [record for record in records if isinstance(record, Record) and record.key is None]
+        control = [record for record in records if isinstance(record, ConsumerRecord) and record.key is None]
         for record in records:
             if isinstance(record, Lost) or record.key is not None:
                 self._queue_record(record, now)
@@ -135,21 +135,21 @@ class Ingest:
 
     # --- records --------------------------------------------------------------------------------------
 
-    def _queue_record(self, record: Record | Lost, now: int) -> None:
+    def _queue_record(self, record: ConsumerRecord | Lost, now: int) -> None:
         runner = self._hosting.runners.get(record.key) if record.key is not None else None
         if runner is None:
             return
         match record:
             case Lost(reason=reason):
                 runner.lose(reason, now)
-            case Record(data=None):
+            case ConsumerRecord(data=None):
                 runner.feed(CaughtUp(now), now)
-            case Record(kind=TopicKind.BACKFILL, data=bytes() as data):
+            case ConsumerRecord(kind=TopicKind.BACKFILL, data=bytes() as data):
                 runner.feed(BackfillData(data, record.position), now)
-            case Record(data=bytes() as data):
+            case ConsumerRecord(data=bytes() as data):
                 runner.feed(MutationData(data, record.position), now)
 
-    def _control_record(self, record: Record, now: int) -> None:
+    def _control_record(self, record: ConsumerRecord, now: int) -> None:
         heard = self._hearing.control(record.position, record.data)
         if isinstance(heard, StabilityTimestamp):
             for runner in self._hosting.runners.values():

@@ -22,7 +22,7 @@ from typing import Final
 from confluent_kafka import KafkaException
 
 from indexer.hosting.node import ServingNode
-from indexer.ingest.consumer import NodeConsumer, Record
+from indexer.ingest.consumer import ConsumerRecord, NodeConsumer
 from indexer.ingest.metadata import MetadataFeed
 from indexer.serve.process import Serving, endpoint
 from keytide.kafka.admin import KafkaUnavailableError
@@ -97,7 +97,7 @@ class Listener:
     def _pass(self) -> None:
         self._identity.check()
         for record in self._consumer.poll(IDLE_S, now_ms()):
-            if isinstance(record, Record):
+            if isinstance(record, ConsumerRecord):
                 self._hearing.control(record.position, record.data)
         if self._catalog.poll():
             self._hearing.dictionary(self._catalog.snapshot())

@@ -44,7 +44,7 @@ their 99th percentile, and this some more."""
 STOP_WAIT_S: Final = 15.0
 LOOK_S: Final = 0.1
 
-Work = Callable[[threading.Event, threading.Event], None]
+ServiceWork = Callable[[threading.Event, threading.Event], None]
 """`work(stop, started)` runs until `stop` is set; it sets `started` once there is something to answer from.
 An error that it raises ends the process."""
 
@@ -67,7 +67,7 @@ class Serving:
         application: Callable[[OnBug], ASGIApp],
         listener: socket.socket | Callable[[], socket.socket],
         url: str,
-        work: Work,
+        work: ServiceWork,
         name: str,
         *,
         security: SecuritySettings | None = None,

@@ -59,7 +59,7 @@ from keytide.errors import invariant
 from keytide.model.timestamp import Timestamp
 from keytide.wire.messages import RepairStatus, StabilityTimestamp
 
-State = Literal["BUILDING", "CATCHUP", "LIVE", "STOPPED", "LOST"]
+SliceState = Literal["BUILDING", "CATCHUP", "LIVE", "STOPPED", "LOST"]
 
 
 class SliceCore:
@@ -97,7 +97,7 @@ class SliceCore:
         self.slice = slice_number
         self.limits = limits
         self.applied = applied
-        self.state: State = "BUILDING" if applied.building else "CATCHUP"
+        self.state: SliceState = "BUILDING" if applied.building else "CATCHUP"
         self.reason = ""
         self.evicted = 0
         self.history = history or History(incarnation=applied.incarnation)

@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 TASK: Final = "versions"
 
-Columns = tuple[list[int], list[int]]
+VersionColumns = tuple[list[int], list[int]]
 """Partition and offset of each id that was asked for; the offset is -1 for one that is not in the slice."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_body = msgspec.msgpack.Decoder(dict[int, msgspec.Raw]).decode
 _Id = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_ID_BYTES)]
 _decode_ids = msgspec.msgpack.Decoder(list[_Id]).decode
-_decode_columns = msgspec.msgpack.Decoder(Columns).decode
+_decode_columns = msgspec.msgpack.Decoder(VersionColumns).decode
 
 
 def versions_task(work: SliceWork) -> bytes:
-    """The task, on one slice: `Columns` for the ids that the body has for it."""
+    """The task, on one slice: `VersionColumns` for the ids that the body has for it."""
     ids = _decode_ids(_decode_body(work.request.shape.body).get(work.slice, b"\x90"))
     found = [one for part in work.pace.parts(ids) for one in work.snapshot.documents(part)]
     return _encode(

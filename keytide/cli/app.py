@@ -19,7 +19,7 @@ from keytide.cli.nodes import reader
 from keytide.cli.options import (
     DEFAULT_DATA_DIR,
     DataDir,
-    Json,
+    JsonOption,
     Url,
     check_alone,
     json_file,
@@ -117,7 +117,7 @@ def _indexes(path: str, url: str | None, data_dir: Path, name: str = "") -> Any:
 
 
 @index_app.command("list")
-def index_list(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
+def index_list(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: JsonOption = False) -> None:
     """All indexes; while no coordinator answers, what a node knows of them."""
     with friendly_errors(as_json):
         rows = _indexes("/v1/indexes", url, data_dir)
@@ -130,7 +130,7 @@ def index_list(url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: J
 
 @index_app.command("show")
 def index_show(
-    name: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False
+    name: str, url: Url = None, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: JsonOption = False
 ) -> None:
     """One index, and each of its slices; while no coordinator answers, what a node knows of it."""
     with friendly_errors(as_json):

@@ -11,7 +11,7 @@ from typing import Any, Final
 import typer
 
 from keytide.cli.admin import coordinator
-from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, Json, Url
+from keytide.cli.options import DEFAULT_DATA_DIR, DataDir, JsonOption, Url
 from keytide.cli.output import details, friendly_errors, print_json, table
 from keytide.cli.rendering import cells
 
@@ -24,7 +24,7 @@ _LAST: Final = [
     for name, default, kind in (
         ("url", None, Url),
         ("data_dir", DEFAULT_DATA_DIR, DataDir),
-        ("as_json", False, Json),
+        ("as_json", False, JsonOption),
     )
 ]
 

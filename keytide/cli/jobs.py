@@ -34,7 +34,7 @@ SHOWN = 50
 DIFFERS = 4
 """Exit status of a verification that found something wrong."""
 
-Wait = Annotated[bool, typer.Option("--wait", help="wait until it is over, with a progress bar")]
+WaitOption = Annotated[bool, typer.Option("--wait", help="wait until it is over, with a progress bar")]
 
 job_app = typer.Typer(
     help="Verifications and repairs; copies of slices that are being filled, drains, rebalances.",
@@ -52,7 +52,7 @@ def add_to(app: typer.Typer, index_app: typer.Typer, node_app: typer.Typer) -> N
     asks(app, "rebalance")(rebalance)
 
 
-def index_verify(admin: Admin, name: str, as_json: bool, wait: Wait = False) -> None:
+def index_verify(admin: Admin, name: str, as_json: bool, wait: WaitOption = False) -> None:
     """Compare an index with its source. With --wait the exit status is 4 when something is wrong."""
     show_job(admin, admin.call("POST", rest("indexes", name, "verify")), wait, as_json)
 
@@ -64,14 +64,14 @@ def index_repair(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="write nothing: only list what would be done")
     ] = False,
-    wait: Wait = False,
+    wait: WaitOption = False,
 ) -> None:
     """Put right what an index has wrong. With --wait the exit status is 4 when something is wrong still."""
     job = admin.call("POST", rest("indexes", name, "repair"), {"dry_run": dry_run})
     show_job(admin, job, wait, as_json)
 
 
-def node_drain(admin: Admin, node: str, as_json: bool, wait: Wait = False) -> None:
+def node_drain(admin: Admin, node: str, as_json: bool, wait: WaitOption = False) -> None:
     """Move all slices off a node, and place none on it. It may be stopped when that is DONE."""
     show_job(admin, admin.call("POST", rest("nodes", node, "drain")), wait, as_json)
 

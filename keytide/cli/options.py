@@ -13,7 +13,7 @@ import typer
 
 from keytide.errors import CallerError
 
-Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 Url = Annotated[
     str | None,
     typer.Option(
@@ -21,7 +21,7 @@ Url = Annotated[
     ),
 ]
 Tip = Annotated[bool, typer.Option("--tip", help="newest state of each slice instead of one snapshot")]
-AtLeast = Annotated[
+AtLeastOption = Annotated[
     str | None,
     typer.Option(metavar="JSON", help='what the snapshot must include: {"<partition>": next_offset}'),
 ]

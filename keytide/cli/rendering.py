@@ -12,9 +12,9 @@ from typing import Any, Final
 from rich.markup import escape
 
 from keytide.cli.output import details, out, readable, table
-from keytide.model.health import Status, Verdict
+from keytide.model.health import HealthStatus, Verdict
 
-Document = Mapping[str, Any]
+JsonObject = Mapping[str, Any]
 
 KEYSPACE_COLUMNS = ("snapshot", "staleness_ms", "lag_documents", "issuing", "rollbacks")
 SLICE_COLUMNS = (
@@ -38,15 +38,15 @@ LOAD_COLUMNS = ("writes_per_s", "reads_per_s", "hot")
 """Shown where some slice gets much more than the others."""
 LEAVING_COLUMNS = ("leases",)
 """Shown where some copy leaves: how many snapshots of it are read, or may be."""
-HEALTH_WORDS: Final[dict[Status, str]] = {
+HEALTH_WORDS: Final[dict[HealthStatus, str]] = {
     "ok": "[green]all is well[/green]",
     "degraded": "[yellow]degraded[/yellow], all answers come",
     "failing": "[red]failing[/red]",
 }
-HEALTH_STYLES: Final[dict[Status, str]] = {"ok": "dim", "degraded": "yellow", "failing": "red"}
+HEALTH_STYLES: Final[dict[HealthStatus, str]] = {"ok": "dim", "degraded": "yellow", "failing": "red"}
 
 
-def cells(document: Document, columns: Iterable[str]) -> list[object]:
+def cells(document: JsonObject, columns: Iterable[str]) -> list[object]:
     """A row of a table."""
     values: list[object] = []
     for column in columns:
@@ -68,9 +68,9 @@ def show_health(verdict: Verdict) -> None:
         )
 
 
-def show_stability(document: Document) -> None:
+def show_stability(document: JsonObject) -> None:
     """The stability timestamps of each keyspace, what was rolled back, and which slices are late."""
-    keyspaces: dict[str, Document] = document.get("keyspaces") or {}
+    keyspaces: dict[str, JsonObject] = document.get("keyspaces") or {}
     rows = [[name, *cells(one, KEYSPACE_COLUMNS)] for name, one in keyspaces.items()]
     table(f"Keyspaces (term {document.get('term')})", ("keyspace", *KEYSPACE_COLUMNS), rows)
     for name, one in keyspaces.items():
@@ -90,7 +90,7 @@ def show_stability(document: Document) -> None:
             )
 
 
-def show_troubles(topology: Document) -> None:
+def show_troubles(topology: JsonObject) -> None:
     """Slices that are not in order: why, and the build that mends them. Nothing when all are."""
     rows = [
         [index["name"], *cells(one, ("slice", "node", "state", "rebuild", "reason"))]
@@ -102,10 +102,10 @@ def show_troubles(topology: Document) -> None:
         table("Slices to look at", ("index", "slice", "node", "state", "rebuild", "reason"), rows)
 
 
-def show_index(document: Document) -> None:
+def show_index(document: JsonObject) -> None:
     """One index: its members, and its slices."""
-    slices: Sequence[Document] = document.get("slice_states") or ()
-    layouts: Sequence[Document] = document.get("layouts") or ()
+    slices: Sequence[JsonObject] = document.get("slice_states") or ()
+    layouts: Sequence[JsonObject] = document.get("layouts") or ()
     apart = ("slice_states", "layouts", "hot")
     told = {name: value for name, value in document.items() if name not in apart}
     if isinstance(copies := told.get("copies"), dict):
@@ -129,13 +129,13 @@ def show_index(document: Document) -> None:
         )
 
 
-def show_topology(document: Document) -> None:
+def show_topology(document: JsonObject) -> None:
     """Which node holds which slice."""
     for index in document.get("indexes") or ():
         _show_slices(f"{index['name']} {index['state']}", index["slices"])
 
 
-def _show_slices(title: str, slices: Sequence[Document]) -> None:
+def _show_slices(title: str, slices: Sequence[JsonObject]) -> None:
     """A line for each copy of each slice."""
     filled = any(one.get(column) is not None for one in slices for column in FILLING_COLUMNS)
     leaves = any(one.get("state") == "LEAVING" for one in slices)
@@ -166,7 +166,7 @@ def _held_by_others(slices: Sequence[Document]) -> dict[str, list[int]]:
     return found
 
 
-def show_event(line: Document) -> None:
+def show_event(line: JsonObject) -> None:
     """One line."""
     at = readable("happened_at", line.get("at"))
     style = {"error": "red", "warning": "yellow"}.get(str(line.get("level")), "default")

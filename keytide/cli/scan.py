@@ -20,7 +20,7 @@ import msgspec
 import typer
 
 from keytide.cli.nodes import reader
-from keytide.cli.options import DEFAULT_DATA_DIR, AtLeast, DataDir, Json, Tip, Url, check_alone
+from keytide.cli.options import DEFAULT_DATA_DIR, AtLeastOption, DataDir, JsonOption, Tip, Url, check_alone
 from keytide.cli.output import err, friendly_errors, out, print_json, rows_progress, table
 from keytide.client import Client, Count, Page, Row, TypeChangedError
 from keytide.errors import CallerError
@@ -81,7 +81,7 @@ def scan(
         Path | None, typer.Option(metavar="FILE", help="write rows there (ndjson, unless --form says)")
     ] = None,
     tip: Tip = False,
-    at_least: AtLeast = None,
+    at_least: AtLeastOption = None,
     max_staleness: Annotated[
         int | None, typer.Option(min=0, metavar="MS", help="how old the snapshot may be")
     ] = None,
@@ -95,7 +95,7 @@ def scan(
     node: Annotated[str | None, typer.Option(help="scan endpoint of a node; any, without it")] = None,
     url: Url = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Rows of an index in key order, from one snapshot."""
     with friendly_errors(as_json):

@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from keytide.cli.admin import coordinator
 from keytide.cli.nodes import reader
-from keytide.cli.options import DEFAULT_DATA_DIR, AtLeast, DataDir, Json, Tip, Url, check_alone
+from keytide.cli.options import DEFAULT_DATA_DIR, AtLeastOption, DataDir, JsonOption, Tip, Url, check_alone
 from keytide.cli.output import details, err, friendly_errors, out, print_json, table
 from keytide.client import Client
 from keytide.errors import CallerError
@@ -41,11 +41,11 @@ def sql(
         typer.Option(min=0, help=f"rows of a SELECT at most ({DEFAULT_ROWS} in a table, all in JSON)"),
     ] = None,
     tip: Tip = False,
-    at_least: AtLeast = None,
+    at_least: AtLeastOption = None,
     node: Annotated[str | None, typer.Option(help="scan endpoint for queries; any, without it")] = None,
     url: Url = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run SELECT, EXPLAIN SELECT, CREATE INDEX, ALTER INDEX, DROP INDEX or BUILD INDEX."""
     moment: dict[str, Any] = {"consistency": "tip"} if tip else {}

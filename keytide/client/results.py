@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from keytide.client.protocol import streams
 from keytide.client.protocol import tails as tailing
-from keytide.client.protocol.answers import Aggregate, Count, Event, Hold, MisuseError, Page, Row, Timestamp
+from keytide.client.protocol.answers import Aggregate, Count, Event, Hold, MisuseError, Page, Row, TimeVector
 from keytide.client.protocol.arrow import frame_of, table_of_rows
 from keytide.client.protocol.calls import Flow
 from keytide.client.protocol.options import (
@@ -27,7 +27,7 @@ from keytide.client.waiting import (
     AsyncIterator,
     FlowMethod,
     FlowStream,
-    Parts,
+    NextPart,
     SyncContext,
     SyncIterator,
 )
@@ -56,7 +56,7 @@ class BaseResult(Generic[StateT, ItemT]):
         return self._state.known().snapshot
 
     @property
-    def timestamp(self) -> Timestamp:
+    def timestamp(self) -> TimeVector:
         """The snapshot's place in the source; good as `at_least` of another request."""
         return self._state.known().timestamp
 
@@ -134,7 +134,7 @@ class BaseScan(BaseResult[ScanState, Row]):
     @FlowStream
     def batches(
         self, *, types: dict[str, ColumnType] | None = None, any_order: bool = False
-    ) -> Parts[pa.RecordBatch]:
+    ) -> NextPart[pa.RecordBatch]:
         """Record batches as they come, with a bounded part of them in memory.
 
         Raises:
@@ -148,7 +148,7 @@ class BaseScan(BaseResult[ScanState, Row]):
         return partial(streams.next_batch, self._core, self._state, streams.form(types, any_order))
 
     @FlowStream
-    def ndjson(self) -> Parts[bytes]:
+    def ndjson(self) -> NextPart[bytes]:
         """Whole lines of JSON, a row each, as they come.
 
         >>> next(client.scan("by_city", equals=["Bonn"]).ndjson())
@@ -267,7 +267,7 @@ class BaseHeldSnapshot(Generic[ScanT, QueryT]):
         return self._known().snapshot
 
     @property
-    def timestamp(self) -> Timestamp:
+    def timestamp(self) -> TimeVector:
         """Its place in the source."""
         return self._known().timestamp
 

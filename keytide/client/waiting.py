@@ -24,7 +24,7 @@ from keytide.client.transports import AsyncShell, Shell
 ArgsP = ParamSpec("ArgsP")
 ResultT = TypeVar("ResultT")
 ItemT = TypeVar("ItemT")
-Parts = Callable[[], Flow[ResultT | None]]
+NextPart = Callable[[], Flow[ResultT | None]]
 """Makes the flow to the next part of something; None at the end."""
 
 
@@ -67,7 +67,7 @@ class FlowStream(Generic[ArgsP, ResultT]):
     """A generator that waits as its class does, from a method that makes the flow to each next part. What
     still is open at its end is closed by the flow of `_stop`."""
 
-    def __init__(self, parts: Callable[Concatenate[Any, ArgsP], Parts[ResultT]]) -> None:
+    def __init__(self, parts: Callable[Concatenate[Any, ArgsP], NextPart[ResultT]]) -> None:
         def waits(self: Any, *args: ArgsP.args, **kwargs: ArgsP.kwargs) -> Iterator[ResultT]:
             following = parts(self, *args, **kwargs)
             try:

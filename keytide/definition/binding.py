@@ -58,11 +58,11 @@ from keytide.definition.render import render_expression
 from keytide.definition.spatial import meaning
 from keytide.errors import CallerError
 
-Key = Sequence[Value]
+KeyValues = Sequence[Value]
 Included = Mapping[str, Json]
-Evaluate = Callable[[Key, str, Included], Value]
+Evaluate = Callable[[KeyValues, str, Included], Value]
 """(key parts, document id, included columns) -> value."""
-Test = Callable[[Key, str, Included], bool | None]
+Test = Callable[[KeyValues, str, Included], bool | None]
 """The same for a condition: true, false, or unknown."""
 
 ResultT = TypeVar("ResultT")
@@ -293,7 +293,7 @@ class Binding:
         rest = _any(tuple(self._comparison("=", operand, choice) for choice in others)) if others else None
         value = self._value(operand)
 
-        def test(key: Key, id: str, include: Included) -> bool | None:
+        def test(key: KeyValues, id: str, include: Included) -> bool | None:
             found = value(key, id, include)
             if found is None or found is MISSING:
                 return None
@@ -316,11 +316,11 @@ def _column(name: str) -> Evaluate:
 def _step(value: Evaluate, step: str | int) -> Evaluate:
     """One step of a path below a value."""
 
-    def member(key: Key, id: str, include: Included) -> Value:
+    def member(key: KeyValues, id: str, include: Included) -> Value:
         whole = value(key, id, include)
         return whole.get(str(step), MISSING) if type(whole) is dict else MISSING
 
-    def element(key: Key, id: str, include: Included) -> Value:
+    def element(key: KeyValues, id: str, include: Included) -> Value:
         whole = value(key, id, include)
         return whole[int(step)] if type(whole) is list and len(whole) > int(step) else MISSING
 
@@ -329,18 +329,18 @@ def _step(value: Evaluate, step: str | int) -> Evaluate:
 
 def _applied(
     function: Callable[[Value], ResultT], argument: Evaluate
-) -> Callable[[Key, str, Included], ResultT]:
+) -> Callable[[KeyValues, str, Included], ResultT]:
     return lambda key, id, include: function(argument(key, id, include))
 
 
 def _combined(
     function: Callable[[Value, Value], ResultT], first: Evaluate, second: Evaluate
-) -> Callable[[Key, str, Included], ResultT]:
+) -> Callable[[KeyValues, str, Included], ResultT]:
     return lambda key, id, include: function(first(key, id, include), second(key, id, include))
 
 
 def _coalesce(arguments: tuple[Evaluate, ...]) -> Evaluate:
-    def value(key: Key, id: str, include: Included) -> Value:
+    def value(key: KeyValues, id: str, include: Included) -> Value:
         for argument in arguments:
             found = argument(key, id, include)
             if found is not None and found is not MISSING:
@@ -353,7 +353,7 @@ def _coalesce(arguments: tuple[Evaluate, ...]) -> Evaluate:
 def _all(tests: tuple[Test, ...]) -> Test:
     """AND: false as soon as one is false."""
 
-    def test(key: Key, id: str, include: Included) -> bool | None:
+    def test(key: KeyValues, id: str, include: Included) -> bool | None:
         unknown = False
         for one in tests:
             found = one(key, id, include)
@@ -368,7 +368,7 @@ def _all(tests: tuple[Test, ...]) -> Test:
 def _any(tests: tuple[Test, ...]) -> Test:
     """OR: true as soon as one is true."""
 
-    def test(key: Key, id: str, include: Included) -> bool | None:
+    def test(key: KeyValues, id: str, include: Included) -> bool | None:
         unknown = False
         for one in tests:
             found = one(key, id, include)
@@ -381,7 +381,7 @@ def _any(tests: tuple[Test, ...]) -> Test:
 
 
 def _negated(inner: Test) -> Test:
-    def test(key: Key, id: str, include: Included) -> bool | None:
+    def test(key: KeyValues, id: str, include: Included) -> bool | None:
         found = inner(key, id, include)
         return None if found is None else not found
 

@@ -33,14 +33,14 @@ from keytide.definition.semantics import LikePattern
 from keytide.definition.spatial.reading import PlaceReader
 from keytide.definition.values import COMPARISONS, Dialect, number
 
-Constants = Sequence[tuple[int, str]]
+WrittenConstants = Sequence[tuple[int, str]]
 """Constants as they are written, each with its place."""
 
 
 class ExpressionReader(PlaceReader):
     """Reads expressions of one statement; raises `InvalidStatementError` with the place in `text`."""
 
-    _lists: Mapping[int, Constants] = MappingProxyType({})
+    _lists: Mapping[int, WrittenConstants] = MappingProxyType({})
     """Lists behind IN of which the tokens have the first constant only, by the place of that one."""
 
     def expression(self, tokens: Sequence[Token]) -> Expression:

@@ -21,7 +21,7 @@ from sqlglot.tokenizer_core import Token
 
 from keytide.definition.clauses.create import OPTIONS, CreateReader
 from keytide.definition.clauses.options import boolean, options, whole_number
-from keytide.definition.clauses.partitioning import PartitionReader, Said, partitions_by
+from keytide.definition.clauses.partitioning import PartitionReader, WrittenNumber, partitions_by
 from keytide.definition.errors import InvalidStatementError, QueryElsewhereError
 from keytide.definition.expression import Literal
 from keytide.definition.index import MAX_REPLICAS, MAX_SLICES, IndexDefinition, PartitionBy
@@ -247,9 +247,9 @@ class _StatementReader:
             if option == "replicas":
                 replicas = whole_number(at, token, value, 0, MAX_REPLICAS)
             elif option == "slices":
-                slices = Said(whole_number(at, token, value, 1, MAX_SLICES), token)
+                slices = WrittenNumber(whole_number(at, token, value, 1, MAX_SLICES), token)
             elif option == "partitions":
-                partitions = Said(whole_number(at, token, value, 1, MAX_SLICES), token)
+                partitions = WrittenNumber(whole_number(at, token, value, 1, MAX_SLICES), token)
             elif option == "auto_split":
                 auto_split = boolean(at, token, value)
             elif option in OPTIONS:
@@ -269,7 +269,11 @@ class _StatementReader:
         return replace(made, replicas=replicas, auto_split=auto_split)
 
     def _altered(
-        self, name: str, partition: PartitionBy | None, slices: Said | None, partitions: Said | None
+        self,
+        name: str,
+        partition: PartitionBy | None,
+        slices: WrittenNumber | None,
+        partitions: WrittenNumber | None,
     ) -> AlterIndex:
         """Other slices, by what stands in the statement."""
         if partition is None:

@@ -22,7 +22,7 @@ _NODES: Final = 64
 _KEPT: Final = 16
 """Connections to each: a driver reads eight slices at once, and renews what it holds."""
 
-Post = Callable[[str, bytes, Mapping[str, str]], tuple[int, bytes]]
+BlockingPost = Callable[[str, bytes, Mapping[str, str]], tuple[int, bytes]]
 """(url, body, headers) -> status and body of the answer. Raises `NoAnswerError`."""
 
 
@@ -35,7 +35,7 @@ class BlockingNodeClient:
         limit_s: how long nothing may come back.
     """
 
-    def __init__(self, authority: str, post: Post | None = None, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, authority: str, post: BlockingPost | None = None, limit_s: float = LIMIT_S) -> None:
         self._authority = authority
         self._pool = urllib3.PoolManager(_NODES, maxsize=_KEPT, timeout=limit_s, retries=False)
         self._post = post or self._reach

@@ -50,7 +50,7 @@ class WrongKafkaError(ConfigurationError):
     problem_type = "wrong-kafka"
 
 
-class Seen(NamedTuple):
+class ClusterTopics(NamedTuple):
     """One look.
 
     Attributes:
@@ -75,7 +75,7 @@ class Memory:
         self._bootstrap = bootstrap
         self._known: dict[str, str] = {}
 
-    def compare(self, seen: Seen) -> None:
+    def compare(self, seen: ClusterTopics) -> None:
         """Adopt what is new.
 
         Raises:
@@ -192,7 +192,7 @@ class KafkaIdentity:
         began = now_ms()
         found = describe_topics(client, self._names, LOOK_TIMEOUT_S)
         cluster = cluster_id(client, next(iter(found), None), LOOK_TIMEOUT_S)
-        self._memory.compare(Seen(cluster, {name: info.id for name, info in found.items()}))
+        self._memory.compare(ClusterTopics(cluster, {name: info.id for name, info in found.items()}))
         self._looked_at = began
 
 

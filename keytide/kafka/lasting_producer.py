@@ -13,7 +13,7 @@ from keytide.kafka.broker_watch import BrokerWatch, TellsOfBrokers
 
 log = logging.getLogger(__name__)
 
-Delivered = Callable[[KafkaError | None, Message], None]
+DeliveryCallback = Callable[[KafkaError | None, Message], None]
 """Told what became of a message, within `poll` and `flush`."""
 
 
@@ -27,7 +27,7 @@ class MessageProducer(TellsOfBrokers, Protocol):
         *,
         key: str | bytes | None = ...,
         partition: int = ...,
-        on_delivery: Delivered | None = ...,
+        on_delivery: DeliveryCallback | None = ...,
     ) -> None: ...
 
     def poll(self, timeout: float) -> int: ...

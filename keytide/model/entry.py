@@ -27,6 +27,9 @@ import msgspec
 
 from keytide.errors import InvariantViolationError
 
+Entry = tuple[bytes, bytes]
+"""(entry key, value)."""
+
 MAX_ID_BYTES: Final = 250
 """Longest document id, in bytes of UTF-8."""
 MAX_KEY_BYTES: Final = 16 * 1024

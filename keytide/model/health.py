@@ -13,9 +13,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-Status = Literal["ok", "degraded", "failing"]
+HealthStatus = Literal["ok", "degraded", "failing"]
 Kind = Literal["cluster", "kafka", "keyspace", "index", "slice", "node", "projector", "build", "job"]
-LEVELS: Final[dict[Status, int]] = {"ok": 0, "degraded": 1, "failing": 2}
+LEVELS: Final[dict[HealthStatus, int]] = {"ok": 0, "degraded": 1, "failing": 2}
 KINDS: Final[tuple[Kind, ...]] = (
     "cluster",
     "kafka",
@@ -42,7 +42,7 @@ class Reason(msgspec.Struct, frozen=True):
 
     kind: Kind
     subject: str
-    status: Status
+    status: HealthStatus
     reason: str
     next_step: str
 
@@ -50,7 +50,7 @@ class Reason(msgspec.Struct, frozen=True):
 class Verdict(msgspec.Struct, frozen=True):
     """The status of the whole is the worst of its reasons'."""
 
-    status: Status
+    status: HealthStatus
     reasons: list[Reason]
 
     @property
@@ -62,12 +62,12 @@ class Verdict(msgspec.Struct, frozen=True):
         document: dict[str, Any] = msgspec.to_builtins(self)
         return document
 
-    def worst_of(self, *kinds: Kind) -> Status:
+    def worst_of(self, *kinds: Kind) -> HealthStatus:
         """The worst status of subjects of these kinds."""
         return worst(one.status for one in self.reasons if one.kind in kinds)
 
 
-def worst(statuses: Iterable[Status]) -> Status:
+def worst(statuses: Iterable[HealthStatus]) -> HealthStatus:
     """The worst of them; `ok` of none."""
     return max(statuses, key=LEVELS.__getitem__, default="ok")
 
@@ -78,7 +78,7 @@ def verdict(reasons: Iterable[Reason]) -> Verdict:
     return Verdict(worst(one.status for one in found), found)
 
 
-def single(kind: Kind, subject: str, status: Status, reason: str, next_step: str) -> Verdict:
+def single(kind: Kind, subject: str, status: HealthStatus, reason: str, next_step: str) -> Verdict:
     """A verdict of one reason: whoever gives it knows nothing of the rest."""
     return Verdict(status, [Reason(kind, subject, status, reason, next_step)])
 

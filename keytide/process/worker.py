@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 _Job = TypeVar("_Job")
 
-Failed = Callable[[BaseException], None]
+FailureCallback = Callable[[BaseException], None]
 """Told, in the thread, of the error that its work ends with."""
 
 
@@ -38,7 +38,7 @@ class Worker:
     def __init__(
         self,
         name: str,
-        failed: Failed | None,
+        failed: FailureCallback | None,
         work: Callable[[], None],
         *,
         daemon: bool = True,
@@ -93,7 +93,7 @@ class Worker:
 class QueueWorker(Worker, ABC, Generic[_Job]):
     """A worker that carries out jobs, in the order in which they are put."""
 
-    def __init__(self, name: str, failed: Failed | None) -> None:
+    def __init__(self, name: str, failed: FailureCallback | None) -> None:
         super().__init__(name, failed, self._serve)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
 

@@ -241,14 +241,14 @@ class Structure(Protocol):
         ...
 
 
-Place = tuple[bytes, bytes, tuple[bytes, ...]]
+PlaceKeys = tuple[bytes, bytes, tuple[bytes, ...]]
 """The canonical key of a document's place, its forms, and the stored keys: one or more, ascending."""
 
 
 class PlaceStructure(Structure, Protocol):
     """A structure whose keys are places."""
 
-    def indexed_places(self, values: Sequence[Any]) -> list[Place | Exception]:
+    def indexed_places(self, values: Sequence[Any]) -> list[PlaceKeys | Exception]:
         """What of many documents' values is indexed, or why nothing is.
 
         The errors are those of `encode_part` and `geometry_of`, and what a library of geometry raises.

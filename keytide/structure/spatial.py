@@ -46,14 +46,14 @@ from keytide.geometry import (
     sound_rings,
 )
 from keytide.geometry.geojson import MOST_COORDINATES
-from keytide.model.entry import PLACED, places_of
+from keytide.model.entry import PLACED, Entry, places_of
 from keytide.model.protocol import PLACES
 from keytide.structure.interface import (
     ORDERED_INSTEAD,
     Box,
     Boxed,
     NotOrderedError,
-    Place,
+    PlaceKeys,
     Selected,
     WantedKeys,
     Wishes,
@@ -79,8 +79,7 @@ _pack_byte: Final = struct.Struct(">BdBB").pack
 _pack_bytes: Final = struct.Struct(">BdBH").pack
 _EXACT: Final = 10
 """Bytes of a whole number whose double is exact: tag, double, how many bytes are left over."""
-Bounds = tuple[bytes, bytes | None]
-Row = tuple[bytes, bytes]
+KeySpan = tuple[bytes, bytes | None]
 
 
 def frame_of(srid: int) -> Frame:
@@ -185,7 +184,7 @@ class Spatial(KeyedStructure):
     def stored(self, keys: Sequence[bytes]) -> list[tuple[bytes, ...]]:
         return list(map(self._stored, keys))
 
-    def indexed_places(self, values: Sequence[Any]) -> list[Place | Exception]:
+    def indexed_places(self, values: Sequence[Any]) -> list[PlaceKeys | Exception]:
         """As `PlaceStructure` has it: points together."""
         frame = frame_of(self.srid)
         are, xs, ys = plain_points(values, frame)
@@ -197,7 +196,7 @@ class Spatial(KeyedStructure):
         others = self._others([one for one, plain in zip(values, are.tolist(), strict=True) if not plain])
         return [next(points) if plain else next(others) for plain in are.tolist()]
 
-    def _others(self, values: Sequence[Any]) -> Iterator[Place | Exception]:
+    def _others(self, values: Sequence[Any]) -> Iterator[PlaceKeys | Exception]:
         """The same of other values than plain points."""
         forms: list[bytes] = []
         keys: list[bytes] = []
@@ -334,7 +333,7 @@ def intersected(first: Sequence[Span], second: Sequence[Span]) -> list[Span]:
     return found
 
 
-def firsts_of_several(spans: Sequence[Bounds]) -> Callable[[Sequence[Row]], list[Row]]:
+def firsts_of_several(spans: Sequence[KeySpan]) -> Callable[[Sequence[Entry]], list[Entry]]:
     """Picks of entries (entry key, value) of some spans those by which their documents are given: that of the
     first cell of a document's that lies in the spans.
 
@@ -357,9 +356,9 @@ def firsts_of_several(spans: Sequence[Bounds]) -> Callable[[Sequence[Row]], list
                 return place
         return b""
 
-    def firsts(entries: Sequence[Row]) -> list[Row]:
+    def firsts(entries: Sequence[Entry]) -> list[Entry]:
         known: dict[bytes, bytes] = {}  # entries of one document have the same value, and are near
-        found: list[Row] = []
+        found: list[Entry] = []
         for entry in entries:
             entry_key, value = entry
             if value.startswith(PLACED):

@@ -36,7 +36,7 @@ from keytide.model.entry import pack_keyed_value, pack_value
 from projector.core.outcomes import FAILURES, KeyTooLargeError, TooManyElementsError, explain
 from projector.core.writer import OPERATIONS, FunctionWriter
 
-Columns = tuple[
+ProjectedColumns = tuple[
     list[int],
     list[bytes],
     list[bytes],
@@ -44,7 +44,7 @@ Columns = tuple[
     list[tuple[int, str, str]],
     dict[str, int],
 ]
-ProjectFunction = Callable[[Iterable[int], Iterable[Any], Sequence[bytes]], Columns]
+ProjectFunction = Callable[[Iterable[int], Iterable[Any], Sequence[bytes]], ProjectedColumns]
 
 _GLOBALS: Final[dict[str, object]] = {
     "MISSING": MISSING,

@@ -34,7 +34,7 @@ from streaming.backfill.table_origin import TableError
 from streaming.core import log_identity
 from streaming.core import micro_batches as core
 from streaming.core.sizing import SizedBatch, Sizing, documents
-from streaming.core.versions import Offsets
+from streaming.core.versions import OffsetColumn
 from streaming.drivers.progress import Status
 from streaming.spark.checkpoint import Range
 
@@ -98,7 +98,7 @@ class Seeded(NamedTuple):
 class BatchTasks(Protocol):
     """Reads and projects what micro-batches cover, and sends it; `streaming.backfill.tasks`."""
 
-    async def read(self, batch: int, covered: Range, losers: Mapping[int, Offsets]) -> core.SettledBatch:
+    async def read(self, batch: int, covered: Range, losers: Mapping[int, OffsetColumn]) -> core.SettledBatch:
         """Read a range of the source, project it, send all chunks.
 
         Args:
@@ -106,7 +106,7 @@ class BatchTasks(Protocol):
         """
         ...
 
-    async def losers(self, batch: int, covered: Range, hashes: bytes) -> dict[int, Offsets]:
+    async def losers(self, batch: int, covered: Range, hashes: bytes) -> dict[int, OffsetColumn]:
         """The versions that documents with these hashes have a newer one of, in another partition."""
         ...
 

@@ -21,7 +21,7 @@ from streaming.backfill.batches import BuildPlan, Seeded
 from streaming.backfill.seed import SeedReader
 from streaming.backfill.table_origin import run_table
 from streaming.core import micro_batches as core
-from streaming.core.versions import Offsets, Version, losers_of
+from streaming.core.versions import OffsetColumn, Version, losers_of
 from streaming.drivers.engine import Engine
 from streaming.drivers.rate_gate import TaskClient
 from streaming.drivers.stages import Stages
@@ -70,7 +70,7 @@ class BackfillTasks:
         self._routes = tuple(core.exact_routes(engine.partitions))
         self._engine, self.stages = engine, engine.stages
 
-    async def read(self, batch: int, covered: Range, losers: Mapping[int, Offsets]) -> core.SettledBatch:
+    async def read(self, batch: int, covered: Range, losers: Mapping[int, OffsetColumn]) -> core.SettledBatch:
         """Both stages of a micro-batch. The tasks read the source themselves
         (`streaming.stages.source_reader`)."""
         work = dataclasses.replace(self._work(batch), losers=losers)
@@ -79,7 +79,7 @@ class BackfillTasks:
         project = functools.partial(read_and_project, work, client, self._plan.keyspace, extents)
         return settled(work, self.stages.shuffle(len(extents), batch_shuffle(work, project)), len(extents))
 
-    async def losers(self, batch: int, covered: Range, hashes: bytes) -> dict[int, Offsets]:
+    async def losers(self, batch: int, covered: Range, hashes: bytes) -> dict[int, OffsetColumn]:
         """The versions that documents with these hashes have a newer one of, in another partition."""
         wanted = np.sort(np.frombuffer(hashes, np.uint64))
         log.warning(

@@ -29,7 +29,7 @@ UNKNOWN: Final = (
 )
 
 
-class Copy(NamedTuple):
+class SliceCopy(NamedTuple):
     """A copy of a slice that a build fills: the number of its target, and its node."""
 
     target: int
@@ -39,7 +39,7 @@ class Copy(NamedTuple):
 class CopySums(NamedTuple):
     """What a copy stores; None, and why, where it has not told."""
 
-    copy: Copy
+    copy: SliceCopy
     sums: EntrySums | None
     why: str = ""
 

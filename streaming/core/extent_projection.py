@@ -31,7 +31,7 @@ from projector.core.projection import KeyspacePlan, Projected, SourceBatch, proj
 from router.core import hash_modulo, slices_of
 from streaming.core.micro_batches import add_counts
 from streaming.core.runs import SCHEMA, blob, lengths, numbers
-from streaming.core.versions import Hashes, Offsets, contained, newest_versions
+from streaming.core.versions import Hashes, OffsetColumn, contained, newest_versions
 
 Array = npt.NDArray[Any]
 
@@ -64,7 +64,7 @@ class Spill(NamedTuple):
     partition: int
     documents: pa.RecordBatch
     entries: dict[int, pa.RecordBatch]
-    retracted: Offsets
+    retracted: OffsetColumn
     skips: dict[int, list[Skip]]
 
 
@@ -90,7 +90,7 @@ class ExtentProjection:
         plan: KeyspacePlan,
         targets: Mapping[str, Sequence[int]],
         rules: Mapping[str, Partitioning],
-        losers: Mapping[int, Offsets],
+        losers: Mapping[int, OffsetColumn],
         limit: int = SPILL_BYTES,
     ) -> None:
         self._plan = plan
@@ -188,13 +188,13 @@ class ExtentProjection:
             documents = documents.filter(pa.array(newest))
         return Spill(self._partition, documents, entries, self._retract(documents), skips)
 
-    def _retract(self, documents: pa.RecordBatch) -> Offsets:
+    def _retract(self, documents: pa.RecordBatch) -> OffsetColumn:
         """Offsets of earlier versions that `documents` replaces; then these are earlier ones, too."""
         count = len(self._earlier)
         both = pa.concat_batches([self._earlier, documents])
         newest = newest_versions(numbers(both, "hash"), both.column("id")) if count else None
         self._earlier = both if newest is None else both.filter(pa.array(newest))
-        offsets: Offsets = numbers(both, "offset")[:count]
+        offsets: OffsetColumn = numbers(both, "offset")[:count]
         return offsets if newest is None else offsets[~newest[:count]]
 
     def _by_target(

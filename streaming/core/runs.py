@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from keytide.wire.entry_sums import EntrySums, sums_of
 from keytide.wire.messages import PutChunk
-from streaming.core.versions import Offsets, contained
+from streaming.core.versions import OffsetColumn, contained
 
 SCHEMA = pa.schema(
     [
@@ -144,7 +144,7 @@ def blocks(entries: pa.RecordBatch, limit: int) -> Iterator[RunBlock]:
         yield RunBlock(keys[start].as_py(), ordered.slice(start, end - start))
 
 
-def without_versions(entries: pa.RecordBatch, versions: Mapping[int, Offsets]) -> pa.RecordBatch:
+def without_versions(entries: pa.RecordBatch, versions: Mapping[int, OffsetColumn]) -> pa.RecordBatch:
     """The entries but for those of the given versions (partition -> offsets, ascending)."""
     partitions = numbers(entries, "partition")
     offsets = numbers(entries, "offset").astype(np.int64)

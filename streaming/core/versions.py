@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Hashes = npt.NDArray[np.uint64]
-Offsets = npt.NDArray[np.int64]
+OffsetColumn = npt.NDArray[np.int64]
 
 _HASHES_END = 1 << 64
 
@@ -83,7 +83,7 @@ def contained(values: npt.NDArray[Any], ordered: npt.NDArray[Any]) -> npt.NDArra
     return found
 
 
-def losers_of(versions: Iterable[tuple[bytes, Version]]) -> dict[int, Offsets]:
+def losers_of(versions: Iterable[tuple[bytes, Version]]) -> dict[int, OffsetColumn]:
     """Offsets, by partition and ascending, of versions that are the last in their partition, while another
     partition has a newer one of their document."""
     last: dict[tuple[bytes, int], Version] = {}

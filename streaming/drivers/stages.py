@@ -27,7 +27,7 @@ ROW_BYTES: Final = 1024
 PIECE_ROWS: Final = 16
 """That a task of the second stage gets at once: blocks of up to a megabyte."""
 
-Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+StageTask = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """Rows to rows: those of one task."""
 Rows = Iterable[Mapping[str, Any]]
 """What comes back to the driver."""
@@ -49,8 +49,8 @@ class Shuffle(NamedTuple):
         order: columns by which each gets its rows sorted, ascending.
     """
 
-    first: Task
-    second: Task
+    first: StageTask
+    second: StageTask
     row: str
     routes: int
     order: tuple[str, ...]
@@ -59,7 +59,7 @@ class Shuffle(NamedTuple):
 class Stages(Protocol):
     """Runs tasks that are told by the numbers in the first column of their rows what they do."""
 
-    def run(self, numbers: int, task: Task, row: str, tasks: int = 0) -> Rows:
+    def run(self, numbers: int, task: StageTask, row: str, tasks: int = 0) -> Rows:
         """The rows `row` that tasks make of the numbers below `numbers`.
 
         Args:
@@ -79,7 +79,7 @@ class SparkStages:
     def __init__(self, session: SparkSession) -> None:
         self._session = session
 
-    def run(self, numbers: int, task: Task, row: str, tasks: int = 0) -> Rows:
+    def run(self, numbers: int, task: StageTask, row: str, tasks: int = 0) -> Rows:
         frame: Any = self._numbers(numbers, tasks)
         return self.collected(frame, task, row)
 
@@ -122,7 +122,7 @@ class LocalStages:
         self._heed = heed
         self._most_bytes = most_bytes
 
-    def run(self, numbers: int, task: Task, row: str, tasks: int = 0) -> Rows:
+    def run(self, numbers: int, task: StageTask, row: str, tasks: int = 0) -> Rows:
         for batch in self._made(numbers, task):
             yield from batch.to_pylist()
 
@@ -162,7 +162,7 @@ class LocalStages:
             piece = [rows.pop() for _ in range(min(PIECE_ROWS, len(rows)))]
             yield pa.RecordBatch.from_pylist(piece, schema=schema)
 
-    def _made(self, numbers: int, task: Task) -> Iterator[pa.RecordBatch]:
+    def _made(self, numbers: int, task: StageTask) -> Iterator[pa.RecordBatch]:
         for number in range(numbers):
             self._heed()
             for batch in task([pa.RecordBatch.from_arrays([pa.array([number])], names=["id"])]):

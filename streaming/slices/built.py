@@ -21,7 +21,7 @@ from keytide.errors import RetryableError
 from keytide.http.blocking_nodes import BlockingNodeClient
 from keytide.http.node_protocol import RefusedError
 from keytide.wire.entry_sums import NO_ENTRIES, BuiltAnswer, BuiltAsk, EntrySums
-from streaming.core.comparing import Copy, CopySums
+from streaming.core.comparing import CopySums, SliceCopy
 from streaming.core.micro_batches import SliceTarget
 from streaming.drivers.failures import StoppedError
 from streaming.slices.pins import PinLostError, PinnedSlices
@@ -64,11 +64,11 @@ class BuiltSlices(PinnedSlices):
         self._now = now
         self._ending = threading.Event()
 
-    def copies(self, targets: Sequence[SliceTarget]) -> list[Copy]:
+    def copies(self, targets: Sequence[SliceTarget]) -> list[SliceCopy]:
         """The copies of slices that the build fills; none of an index that is gone."""
         placed = {index.id: dict(enumerate(index.placement)) for index in self.records()}
         return [
-            Copy(number, node)
+            SliceCopy(number, node)
             for number, (index, slice_number) in enumerate(targets)
             for node in placed.get(index, {}).get(slice_number, ())
         ]
@@ -92,11 +92,11 @@ class BuiltSlices(PinnedSlices):
         """When a copy is asked (again)."""
         silent: dict[str, float] = {}
         """Since when a node has not answered."""
-        pauses: dict[Copy, float] = {}
+        pauses: dict[SliceCopy, float] = {}
         """How long a copy was last left alone."""
-        told: dict[Copy, str] = {}
+        told: dict[SliceCopy, str] = {}
         """How far it said that it is."""
-        asked: dict[Future[EntrySums], Copy] = {}
+        asked: dict[Future[EntrySums], SliceCopy] = {}
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sums") as pool:
             try:
                 while due or asked:

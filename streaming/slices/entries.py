@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from keytide.wire.digests import EntriesAnswer, EntriesAsk, SkippedVersion, SkipsAnswer, SkipsAsk
-from streaming.slices.pins import Pin, PinnedSlices, Place
+from streaming.slices.pins import Pin, PinnedSlices, SliceKey
 
 ROWS_PER_CALL: Final = 20_000
 """Some hundredths of a second of a node's thread."""
@@ -20,7 +20,7 @@ LINES_PER_CALL: Final = 5_000
 class SliceEntries(PinnedSlices):
     """Reads the slices of an index whole."""
 
-    def entries(self, pin: Pin, place: Place) -> Iterator[EntriesAnswer]:
+    def entries(self, pin: Pin, place: SliceKey) -> Iterator[EntriesAnswer]:
         """The entries of a slice in key order; no page is empty.
 
         Raises:
@@ -37,7 +37,7 @@ class SliceEntries(PinnedSlices):
                 yield answer
             after, more = answer.reached, answer.more
 
-    def skips(self, pin: Pin, place: Place) -> Iterator[list[SkippedVersion]]:
+    def skips(self, pin: Pin, place: SliceKey) -> Iterator[list[SkippedVersion]]:
         """The lines of its skip ledger, by partition and offset; no page is empty. Raises as `entries`."""
         after: tuple[int, int] | None = None
         while True:

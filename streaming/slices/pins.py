@@ -40,7 +40,7 @@ PIN_LIMIT_S: Final = 60.0
 PIN_PAUSE_S: Final = 0.05
 
 AnswerT = TypeVar("AnswerT", bound=Answer)
-Place = tuple[str, int]
+SliceKey = tuple[str, int]
 """(index id, slice number)."""
 
 
@@ -65,12 +65,12 @@ class Pin:
     incarnation: int
     timestamp: Timestamp
     hold: str
-    nodes: dict[Place, str]
+    nodes: dict[SliceKey, str]
     entries: dict[str, int] = field(default_factory=dict)
     foreign: int = 0
-    others: dict[Place, list[str]] = field(default_factory=dict)
+    others: dict[SliceKey, list[str]] = field(default_factory=dict)
 
-    def on(self, place: Place, node: str) -> Pin:
+    def on(self, place: SliceKey, node: str) -> Pin:
         """The same of one copy of one slice."""
         return replace(self, nodes={place: node}, others={})
 
@@ -167,12 +167,12 @@ class PinnedSlices:
 
     def _ask_pins(
         self, number: int, incarnation: int, hold: str, lease_ms: int
-    ) -> tuple[dict[Place, tuple[str, SlicePin]], dict[Place, list[str]], str]:
+    ) -> tuple[dict[SliceKey, tuple[str, SlicePin]], dict[SliceKey, list[str]], str]:
         """The answers of slices, further nodes that hold the same of them, and why an answer is missing, ""
         when none is. With `number` -1 the newest snapshot of all copies of a slice; else of the first copy
         that holds it. Nodes that did not answer the last time are asked last, for what is missing still."""
-        found: dict[Place, tuple[str, SlicePin]] = {}
-        others: dict[Place, list[str]] = {}
+        found: dict[SliceKey, tuple[str, SlicePin]] = {}
+        others: dict[SliceKey, list[str]] = {}
         for index in self.records():
             by_node: dict[str, list[int]] = {}
             for slice_number, nodes in enumerate(index.placement):

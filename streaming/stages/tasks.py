@@ -39,9 +39,9 @@ from router.recipients import BatchDocuments
 from streaming.core import micro_batches as core
 from streaming.core import runs
 from streaming.core.extent_projection import ExtentProjection, Spill, heard_columns
-from streaming.core.versions import Hashes, Offsets, contained, hash_ranges, repeated
+from streaming.core.versions import Hashes, OffsetColumn, contained, hash_ranges, repeated
 from streaming.drivers.rate_gate import TaskClient
-from streaming.drivers.stages import Rows, Shuffle, Task
+from streaming.drivers.stages import Rows, Shuffle, StageTask
 from streaming.spark.checkpoint import Extent
 from streaming.stages.source_reader import read_extent
 from streaming.stages.work import BatchWork, ChunkSender, plan_of, rules_of, targets_by_index
@@ -223,10 +223,10 @@ class _SecondStage:
         self._end_target()
         self._target = target
         self._merge = runs.Merge()
-        self._retracted: dict[int, Offsets] = {}
+        self._retracted: dict[int, OffsetColumn] = {}
         self._chunks = self._entries = self._dropped = 0
 
-    def retract(self, target: int, body: Offsets) -> None:
+    def retract(self, target: int, body: OffsetColumn) -> None:
         """Versions whose entries must be dropped; they come before the blocks."""
         self._begin_target(target)
         partition, offsets = int(body[0]), body[1:]
@@ -313,7 +313,7 @@ def read_summary(body: bytes) -> core.Summary:
 # --- in the driver ------------------------------------------------------------------------------------------
 
 
-def batch_shuffle(work: BatchWork, first: Task) -> Shuffle:
+def batch_shuffle(work: BatchWork, first: StageTask) -> Shuffle:
     """Both stages of a micro-batch.
 
     Args:

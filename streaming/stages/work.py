@@ -29,7 +29,7 @@ from projector.core.projection import KeyspacePlan
 from streaming.core.extent_projection import SPILL_BYTES
 from streaming.core.micro_batches import SliceTarget, target_numbers
 from streaming.core.runs import ChunkHeader
-from streaming.core.versions import Offsets
+from streaming.core.versions import OffsetColumn
 
 _FLUSH_LIMIT_S = 600.0
 
@@ -63,7 +63,7 @@ class BatchWork:
     routes: tuple[int, ...]
     heard: bool
     settings: Settings = field(repr=False)
-    losers: Mapping[int, Offsets] = field(default_factory=dict, repr=False)
+    losers: Mapping[int, OffsetColumn] = field(default_factory=dict, repr=False)
     spill_bytes: int = SPILL_BYTES
     splits: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict, repr=False)
     summed: bool = False

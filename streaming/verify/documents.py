@@ -25,7 +25,7 @@ from keytide.model.timestamp import Timestamp
 from keytide.wire import digests
 from keytide.wire.columns import hashes_of
 from keytide.wire.digests import DuplicateKey
-from streaming.slices.pins import Pin, Place
+from streaming.slices.pins import Pin, SliceKey
 from streaming.verify.core.comparing import (
     CHANGES_TOO_FAST,
     NOTHING,
@@ -228,7 +228,7 @@ class DocumentComparison:
                 Difference(DifferenceClass.UNPROVABLE, index, first, others=tuple(others), reason=reason)
             )
 
-    def judge_copies(self, apart: Iterable[tuple[Place, str, list[int]]]) -> None:
+    def judge_copies(self, apart: Iterable[tuple[SliceKey, str, list[int]]]) -> None:
         """Name the documents of which copies of a slice hold something else, group by group of buckets until
         the limit is reached.
 
@@ -267,7 +267,7 @@ class DocumentComparison:
                         )
                     )
 
-    def _copy(self, pin: Pin, place: Place, buckets: Sequence[int]) -> dict[bytes, IndexedDocument]:
+    def _copy(self, pin: Pin, place: SliceKey, buckets: Sequence[int]) -> dict[bytes, IndexedDocument]:
         """What one copy holds of the documents of some buckets."""
         slices = self.context.slices
         ((_, entries, back),) = slices.rows(pin, [place], self.work.bits, buckets, [])

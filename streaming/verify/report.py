@@ -16,7 +16,7 @@ from keytide.catalog.records import IndexRecord, JobRecord
 from keytide.collation import decode_key, to_json_value
 from keytide.errors import InvariantViolationError
 from keytide.model.entry import unpack_value
-from streaming.verify.core.difference import Difference, Entry, VersionPlace, is_clean
+from streaming.verify.core.difference import Difference, SliceEntry, VersionPlace, is_clean
 from streaming.verify.documents import VerificationResult
 
 REPORT_NAME: Final = "report.json"
@@ -111,7 +111,7 @@ def _version(version: VersionPlace | None) -> Document | None:
     return None if version is None else msgspec.structs.asdict(version)
 
 
-def _entry(entry: Entry, index: IndexRecord) -> Document:
+def _entry(entry: SliceEntry, index: IndexRecord) -> Document:
     definition = index.definition
     try:
         key, value = definition.structure.in_full(entry.key, entry.value)

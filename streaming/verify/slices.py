@@ -32,7 +32,7 @@ from keytide.wire.digests import (
     Stage,
     Sums,
 )
-from streaming.slices.pins import Pin, PinnedSlices, Place
+from streaming.slices.pins import Pin, PinnedSlices, SliceKey
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class SliceClient(PinnedSlices):
 
     def digests(
         self, pin: Pin, bits: int, floors: dict[int, int]
-    ) -> Iterator[tuple[Place, Sums, int, list[DuplicateKey]]]:
+    ) -> Iterator[tuple[SliceKey, Sums, int, list[DuplicateKey]]]:
         """Digests of every slice as they are done: the sums, documents and entries left out, duplicates.
 
         Raises:
@@ -88,8 +88,8 @@ class SliceClient(PinnedSlices):
         yield from self._pool.map(lambda place: self._digest(pin, place, bits, floors), sorted(pin.nodes))
 
     def _digest(
-        self, pin: Pin, place: Place, bits: int, floors: dict[int, int]
-    ) -> tuple[Place, Sums, int, list[DuplicateKey]]:
+        self, pin: Pin, place: SliceKey, bits: int, floors: dict[int, int]
+    ) -> tuple[SliceKey, Sums, int, list[DuplicateKey]]:
         total = digests.no_sums(bits)
         left_out = 0
         duplicates: list[DuplicateKey] = []
@@ -101,8 +101,8 @@ class SliceClient(PinnedSlices):
         return place, total, left_out, duplicates
 
     def apart(
-        self, pin: Pin, bits: int, floors: dict[int, int], sums: Mapping[Place, Sums]
-    ) -> Iterator[tuple[Place, str, list[int]]]:
+        self, pin: Pin, bits: int, floors: dict[int, int], sums: Mapping[SliceKey, Sums]
+    ) -> Iterator[tuple[SliceKey, str, list[int]]]:
         """Copies that are not as the one that was asked, by node, and in which buckets. One that does not
         hold the snapshot any more, or cannot be asked, is left out.
 
@@ -110,7 +110,7 @@ class SliceClient(PinnedSlices):
             sums: what `digests` had for the same arguments.
         """
 
-        def compare(one: tuple[Place, str]) -> tuple[Place, str, list[int]]:
+        def compare(one: tuple[SliceKey, str]) -> tuple[SliceKey, str, list[int]]:
             place, node = one
             try:
                 _, mine, _, _ = self._digest(pin.on(place, node), place, bits, floors)
@@ -124,8 +124,8 @@ class SliceClient(PinnedSlices):
         yield from (one for one in self._pool.map(compare, copies) if one[2])
 
     def rows(
-        self, pin: Pin, places: Iterable[Place], bits: int, buckets: Sequence[int], ids: Sequence[bytes]
-    ) -> Iterator[tuple[Place, list[tuple[bytes, bytes, bytes]], list[BackRow]]]:
+        self, pin: Pin, places: Iterable[SliceKey], bits: int, buckets: Sequence[int], ids: Sequence[bytes]
+    ) -> Iterator[tuple[SliceKey, list[tuple[bytes, bytes, bytes]], list[BackRow]]]:
         """What slices hold of documents in some buckets, or with some ids: entries as (id, key, value), and
         what the back index has.
 
@@ -137,8 +137,8 @@ class SliceClient(PinnedSlices):
         )
 
     def _rows(
-        self, pin: Pin, place: Place, bits: int, buckets: list[int], ids: list[bytes]
-    ) -> tuple[Place, list[tuple[bytes, bytes, bytes]], list[BackRow]]:
+        self, pin: Pin, place: SliceKey, bits: int, buckets: list[int], ids: list[bytes]
+    ) -> tuple[SliceKey, list[tuple[bytes, bytes, bytes]], list[BackRow]]:
         entries: list[tuple[bytes, bytes, bytes]] = []
         back: list[BackRow] = []
         where = (*place, pin.number, pin.incarnation)
@@ -149,7 +149,7 @@ class SliceClient(PinnedSlices):
         return place, entries, back
 
     def _pages(
-        self, pin: Pin, place: Place, ask: Callable[..., Ask], kind: type[PageT]
+        self, pin: Pin, place: SliceKey, ask: Callable[..., Ask], kind: type[PageT]
     ) -> Iterator[tuple[Stage, PageT]]:
         """What a slice answers of its entries, then of its back index, part by part.
 

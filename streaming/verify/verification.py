@@ -30,7 +30,7 @@ from keytide.model.timestamp import TABLE_PARTITION
 from keytide.wire import digests
 from keytide.wire.digests import DuplicateKey, Sums
 from streaming.core import micro_batches as core
-from streaming.slices.pins import Pin, Place
+from streaming.slices.pins import Pin, SliceKey
 from streaming.verify.core.difference import DifferenceClass
 from streaming.verify.documents import (
     DocumentComparison,
@@ -149,7 +149,7 @@ class Verification:
 
     def _differing(
         self,
-        summed: Iterable[tuple[Place, Sums, int, list[DuplicateKey]]],
+        summed: Iterable[tuple[SliceKey, Sums, int, list[DuplicateKey]]],
         expected: Mapping[str, npt.NDArray[np.uint64]],
         outcome: VerificationResult,
     ) -> tuple[dict[str, dict[int, int]], list[tuple[str, DuplicateKey]]]:

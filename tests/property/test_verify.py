@@ -33,7 +33,7 @@ from keytide.wire import digests
 from keytide.wire.digests import BackRow, DigestAsk, DuplicateKey, RowsAsk, Sums
 from projector.core.projection import SourceBatch
 from streaming.repair.repair import LiveComparison
-from streaming.slices.pins import Pin, Place
+from streaming.slices.pins import Pin, SliceKey
 from streaming.verify import documents as comparison
 from streaming.verify.core.comparing import CHANGES_TOO_FAST, NOTHING, judge
 from streaming.verify.core.difference import Difference, DifferenceClass, is_clean
@@ -137,7 +137,7 @@ class Log:
         self.records = [one for one in self.records if one.offset >= floors[one.partition]]
 
 
-Held_ = dict[Place, Snapshot]
+Held_ = dict[SliceKey, Snapshot]
 
 
 def indexed(log: Log, until: dict[int, int]) -> Held_:
@@ -197,7 +197,7 @@ class FakeSlices:
 
     def digests(
         self, pin: Pin, bits: int, floors: dict[int, int]
-    ) -> Iterator[tuple[Place, Sums, int, list[DuplicateKey]]]:
+    ) -> Iterator[tuple[SliceKey, Sums, int, list[DuplicateKey]]]:
         for place, slice_ in self._states[pin.number][0].items():
             total, left_out = digests.no_sums(bits), 0
             for stage in ("forward", "back"):
@@ -210,13 +210,13 @@ class FakeSlices:
                     after, more = answer.reached, answer.more
             yield place, total, left_out, []
 
-    def apart(self, *_: Any) -> Iterator[tuple[Place, str, list[int]]]:
+    def apart(self, *_: Any) -> Iterator[tuple[SliceKey, str, list[int]]]:
         """Each has one copy."""
         return iter(())
 
     def rows(
-        self, pin: Pin, places: Iterable[Place], bits: int, buckets: Sequence[int], ids: Sequence[bytes]
-    ) -> Iterator[tuple[Place, list[tuple[bytes, bytes, bytes]], list[BackRow]]]:
+        self, pin: Pin, places: Iterable[SliceKey], bits: int, buckets: Sequence[int], ids: Sequence[bytes]
+    ) -> Iterator[tuple[SliceKey, list[tuple[bytes, bytes, bytes]], list[BackRow]]]:
         for place in places:
             entries, back = [], []
             for stage in ("forward", "back"):
@@ -673,7 +673,7 @@ class Sharing(FakeSlices):
 
     def digests(
         self, pin: Pin, bits: int, floors: dict[int, int]
-    ) -> Iterator[tuple[Place, Sums, int, list[DuplicateKey]]]:
+    ) -> Iterator[tuple[SliceKey, Sums, int, list[DuplicateKey]]]:
         key = encode_key(["a"])
         for place, total, left_out, _ in super().digests(pin, bits, floors):
             mine = place[0] == CITY and key + b"d0" in self._states[1][0][place].entries
@@ -703,15 +703,15 @@ class TwoCopies(FakeSlices):
         super().__init__(held, until, held, until, 9)
         self._other = FakeSlices(other, until, other, until, 9)
 
-    def apart(self, *arguments: Any) -> Iterator[tuple[Place, str, list[int]]]:
+    def apart(self, *arguments: Any) -> Iterator[tuple[SliceKey, str, list[int]]]:
         pin, bits, floors, sums = arguments
         for place, mine, _, _ in self._other.digests(pin, bits, floors):
             if differs := np.flatnonzero((mine != sums[place]).any(axis=0)).tolist():
                 yield place, "m", differs
 
     def rows(
-        self, pin: Pin, places: Iterable[Place], bits: int, buckets: Sequence[int], ids: Sequence[bytes]
-    ) -> Iterator[tuple[Place, list[tuple[bytes, bytes, bytes]], list[BackRow]]]:
+        self, pin: Pin, places: Iterable[SliceKey], bits: int, buckets: Sequence[int], ids: Sequence[bytes]
+    ) -> Iterator[tuple[SliceKey, list[tuple[bytes, bytes, bytes]], list[BackRow]]]:
         places = list(places)
         if {pin.nodes[place] for place in places} == {"m"}:
             return self._other.rows(pin, places, bits, buckets, ids)

@@ -30,7 +30,7 @@ from streaming.core.comparing import CopySums
 from streaming.core.log_identity import ReadLostError
 from streaming.core.micro_batches import SettledBatch, SliceTarget
 from streaming.core.sizing import SizedBatch, Sizing
-from streaming.core.versions import Offsets
+from streaming.core.versions import OffsetColumn
 from streaming.drivers.failures import StoppedError, diagnose, source_changed
 from streaming.drivers.journal import FencedJournal, Journal, JournalLostError, JournalRecord
 from streaming.drivers.lifecycle import exit_status
@@ -410,7 +410,7 @@ class SimDriver:
 
     # --- Spark's tasks ------------------------------------------------------------------------------------
 
-    async def read(self, batch: int, covered: Range, losers: Mapping[int, Offsets]) -> SettledBatch:
+    async def read(self, batch: int, covered: Range, losers: Mapping[int, OffsetColumn]) -> SettledBatch:
         documents = covered.start.documents_to(covered.end)
         if self.world.healed and self.world.plan.paced and self._lived + documents > LIVES:
             self.world.seen["driver struck"] += 1  # faults come at a pace
@@ -436,7 +436,7 @@ class SimDriver:
                     f"KAFKA_DATA_LOSS: {begin} of partition {partition} is gone, {kept} is first"
                 )
 
-    async def losers(self, batch: int, covered: Range, hashes: bytes) -> dict[int, Offsets]:
+    async def losers(self, batch: int, covered: Range, hashes: bytes) -> dict[int, OffsetColumn]:
         raise NotImplementedError("a document has one source partition here")
 
     async def read_table(self) -> SettledBatch:

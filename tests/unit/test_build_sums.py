@@ -42,7 +42,7 @@ from keytide.wire.messages import BuildProgress, PutChunk, RemovalChunk
 from streaming.backfill.batches import BuildPlan, run_through
 from streaming.backfill.course import BuildCourse
 from streaming.core import micro_batches as core
-from streaming.core.comparing import UNKNOWN, Copy, CopySums, verdict
+from streaming.core.comparing import UNKNOWN, CopySums, SliceCopy, verdict
 from streaming.core.sizing import SizedBatch
 from streaming.drivers.failures import StoppedError
 from streaming.drivers.journal import Journal
@@ -80,8 +80,8 @@ class Building:
         self.journal = Journal()
         self.catalog = Catalog()
         self.folds = FoldWorker()
-        self.stores: dict[Copy, LmdbSliceStore] = {}
-        self.rings: dict[Copy, SnapshotRing] = {}
+        self.stores: dict[SliceCopy, LmdbSliceStore] = {}
+        self.rings: dict[SliceCopy, SnapshotRing] = {}
         self.views = {name: ServingNode(name) for name in nodes}
         self.down: set[str] = set()
         self.older: set[str] = set()
@@ -96,7 +96,7 @@ class Building:
         for record in records:
             self.catalog.apply(record_key(record), encode_record(record), self.catalog.offset)
         for number, node in itertools.product(range(len(self.targets)), nodes):
-            copy = Copy(number, node)
+            copy = SliceCopy(number, node)
             self.stores[copy] = lmdb_store(folder / f"{number}-{node}", self.folds)
             self.rings[copy] = SnapshotRing(2)
         for name, view in self.views.items():
@@ -373,7 +373,7 @@ def test_a_store_that_lost_a_row_of_either_tree_is_seen(building: Callable[..., 
     for tree in ("forward", "back"):
         made = building("by_a-1")
         made.batch(documents(0, 90))
-        store = made.stores[Copy(0, "n0")]
+        store = made.stores[SliceCopy(0, "n0")]
         level = store._base.level
         with level.environment.begin(write=True) as transaction:
             table = getattr(level.tables, tree)
@@ -381,7 +381,7 @@ def test_a_store_that_lost_a_row_of_either_tree_is_seen(building: Callable[..., 
                 assert cursor.first()
                 cursor.delete()
         level.changed()
-        made.rings[Copy(0, "n0")].show_built(store.snapshot())
+        made.rings[SliceCopy(0, "n0")].show_built(store.snapshot())
         told = {"forward": "3 entries, and 4 were", "back": "other entries than were"}[tree]
         assert made.verdict() == f"slice 0 of by_a-1 on node n0 stores {told} projected"
 
@@ -405,7 +405,7 @@ def test_one_damaged_copy_of_two_is_seen(building: Callable[..., Building]) -> N
 def test_slices_are_waited_for_until_they_have_loaded_all(building: Callable[..., Building]) -> None:
     made = building("by_a-1")
     made.batch(documents(0, 90))
-    copy = Copy(2, "n0")
+    copy = SliceCopy(2, "n0")
     made.rings[copy].show_built(None)
 
     def follow() -> None:
@@ -420,7 +420,7 @@ def test_one_that_comes_further_is_waited_for_however_long(building: Callable[..
     made = building("by_a-1")
     for number in range(6):
         made.batch(documents(1_000 * number, 20, number))
-    copy, loaded = Copy(2, "n0"), itertools.count()
+    copy, loaded = SliceCopy(2, "n0"), itertools.count()
 
     def follow() -> None:
         shown = made.stores[copy].snapshot()
@@ -444,7 +444,7 @@ def test_what_cannot_be_compared_is_not_verified(building: Callable[..., Buildin
     elif how == "of a release before":
         made.older.add("n1")
     else:
-        made.rings[Copy(3, "n1")].show_built(None)
+        made.rings[SliceCopy(3, "n1")].show_built(None)
     step = 0 if how == "of a release before" else 10  # (it will never say more, and is not waited for)
     found = made.verdict(now=itertools.count(step=step).__next__)
     assert "was not compared" in found
@@ -454,7 +454,7 @@ def test_what_cannot_be_compared_is_not_verified(building: Callable[..., Buildin
 def test_another_build_or_micro_batch_says_nothing(building: Callable[..., Building]) -> None:
     made = building("by_a-1")
     made.batch(documents(0, 90))
-    ring = made.rings[Copy(0, "n0")]
+    ring = made.rings[SliceCopy(0, "n0")]
     assert ring.built("b9") is None
     held = ring.built(BUILD)
     assert held is not None
@@ -480,12 +480,12 @@ def test_it_ends_with_the_build(building: Callable[..., Building]) -> None:
 def test_a_verdict_names_some_and_counts_the_others() -> None:
     targets = [core.SliceTarget("i", number) for number in range(6)]
     projected = [EntrySums(number, number, number) for number in range(6)]
-    held = [CopySums(Copy(number, "n"), EntrySums(9), "") for number in range(5)]
+    held = [CopySums(SliceCopy(number, "n"), EntrySums(9), "") for number in range(5)]
     found = verdict(targets, projected, held)
     assert found.startswith("slice 0 of i on node n stores 9 entries, and 0 were projected; slice 1 ")
     assert found.endswith("; and 3 more")
     assert verdict(targets, projected, []) == "6 slices have no copy"
-    equal = [CopySums(Copy(number, "n"), one) for number, one in enumerate(projected)]
+    equal = [CopySums(SliceCopy(number, "n"), one) for number, one in enumerate(projected)]
     assert verdict(targets, projected, equal) == EQUAL
     assert verdict(targets, projected, equal[1:]) == "1 slices have no copy"
 
@@ -532,22 +532,22 @@ def passed(shell: Any, batches: int, *, summed: bool = True) -> BuildProgress:
 
 
 def test_a_driver_says_what_sums_show_with_its_last_word() -> None:
-    equal = Shell(lambda projected: [CopySums(Copy(0, "n0"), projected[0])])
+    equal = Shell(lambda projected: [CopySums(SliceCopy(0, "n0"), projected[0])])
     assert passed(equal, 1).compared == EQUAL
     assert equal.asked == [0]
     assert [(one.phase, one.compared) for one in equal.told[:1]] == [("verifying", "")]
-    other = Shell(lambda _: [CopySums(Copy(0, "n0"), EntrySums(1, 0, 4))])
+    other = Shell(lambda _: [CopySums(SliceCopy(0, "n0"), EntrySums(1, 0, 4))])
     assert passed(other, 1).compared == "slice 0 of i on node n0 stores other entries than were projected"
-    nothing = Shell(lambda projected: [CopySums(Copy(0, "n0"), projected[0])])
+    nothing = Shell(lambda projected: [CopySums(SliceCopy(0, "n0"), projected[0])])
     assert passed(nothing, 0).compared == EQUAL
     assert nothing.asked == [0]
-    several = Shell(lambda projected: [CopySums(Copy(0, "n0"), projected[0])])
+    several = Shell(lambda projected: [CopySums(SliceCopy(0, "n0"), projected[0])])
     assert passed(several, 2).compared == UNKNOWN
     assert several.asked == []
 
 
 def test_what_an_earlier_driver_did_without_sums_is_not_compared() -> None:
-    shell = Shell(lambda projected: [CopySums(Copy(0, "n0"), projected[0])])
+    shell = Shell(lambda projected: [CopySums(SliceCopy(0, "n0"), projected[0])])
     shell.status.journal.summed = 5  # (as if others were left out before)
     assert passed(shell, 2).compared == UNKNOWN
     assert shell.asked == []

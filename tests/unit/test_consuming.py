@@ -14,9 +14,9 @@ from indexer.ingest.consumer import (
     PAST_END_MS,
     REASSIGN_MS,
     SILENT_MS,
+    ConsumerRecord,
     Lost,
     NodeConsumer,
-    Record,
     TopicKind,
 )
 from keytide.kafka.admin import KafkaUnavailableError
@@ -137,8 +137,8 @@ def reader(kafka: Kafka, monkeypatch: pytest.MonkeyPatch, position: int = 0) -> 
     return made
 
 
-def offsets(found: list[Record | Lost]) -> list[int]:
-    return [one.position for one in found if isinstance(one, Record) and one.data is not None]
+def offsets(found: list[ConsumerRecord | Lost]) -> list[int]:
+    return [one.position for one in found if isinstance(one, ConsumerRecord) and one.data is not None]
 
 
 def test_what_is_lost_on_its_way_is_read_again(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_a_place_at_the_end_is_not_lost(kafka: Kafka, monkeypatch: pytest.Monkey
     kafka.fails()
     node.poll(0, 0)
     (end,) = node.poll(0, REASSIGN_MS)
-    assert end == Record(TopicKind.MUTATIONS, KEY, 68, None)
+    assert end == ConsumerRecord(TopicKind.MUTATIONS, KEY, 68, None)
 
 
 def test_a_place_that_was_deleted_is_lost_and_says_why(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,9 +290,11 @@ class Silence:
         self.clients.append(LosingClient(self.said))
         return self.clients[-1]
 
-    def go(self, since: int, until: int, *, leader: bool = True, kafka: bool = True) -> list[Record | Lost]:
+    def go(
+        self, since: int, until: int, *, leader: bool = True, kafka: bool = True
+    ) -> list[ConsumerRecord | Lost]:
         """What comes in some time (ms), in which the leader speaks, and Kafka answers others, or not."""
-        found: list[Record | Lost] = []
+        found: list[ConsumerRecord | Lost] = []
         for now in range(since, until, 500):
             self.said += [now] if leader else []
             self.answered_at = now if kafka else self.answered_at
@@ -304,14 +306,19 @@ def test_a_client_that_says_nothing_any_more_is_replaced(monkeypatch: pytest.Mon
     """It may have lost its brokers for good: the new one reads on at the same places."""
     world = Silence(monkeypatch)
     first = world.go(0, 10_000)
-    assert [one.position for one in first if isinstance(one, Record) and one.key] == [*range(95, 100), 100]
+    assert [one.position for one in first if isinstance(one, ConsumerRecord) and one.key] == [
+        *range(95, 100),
+        100,
+    ]
     world.node.pause(KEY)
     world.clients[0].lost = True
     assert world.go(10_000, 10_000 + SILENT_MS - 1_000) == []
     assert len(world.clients) == 1
     found = world.go(10_000 + SILENT_MS - 1_000, 10_000 + SILENT_MS + 1_000)
     assert [one.closed for one in world.clients] == [True, False]
-    control = [one.position for one in found if isinstance(one, Record) and one.kind is TopicKind.CONTROL]
+    control = [
+        one.position for one in found if isinstance(one, ConsumerRecord) and one.kind is TopicKind.CONTROL
+    ]
     assert control == [*range(20, len(world.said))], "nothing that the leader said is lost"
     assert (world.clients[1].assigned, world.clients[1].paused) == ([100], [QUEUE[0]])
 

@@ -17,9 +17,9 @@ from deploy.demo.nearby import (
     NEAREST,
     NEAREST_AIRPORTS,
     WITHIN_M,
+    NewestValues,
     SpatialAnswer,
     SpatialQuestion,
-    State,
     unlike,
 )
 from deploy.demo.oracle import differences, expected_rows
@@ -32,13 +32,13 @@ SPHERE_SHARE = 0.006
 
 
 @pytest.fixture(scope="module")
-def arrived() -> State:
+def arrived() -> NewestValues:
     """The first flights, as they are in the end."""
     return {change.id: change.value for change in flights.updates(flights.load(2_000))}
 
 
 @pytest.fixture(scope="module")
-def places() -> State:
+def places() -> NewestValues:
     return {change.id: change.value for change in airports.documents()}
 
 
@@ -58,7 +58,7 @@ def _around() -> Iterator[tuple[float, float]]:
     yield from ((lon, lat) for lon in range(-170, 60, 10) for lat in range(-30, 80, 9))
 
 
-def test_flights_have_the_place_of_their_destination(arrived: State) -> None:
+def test_flights_have_the_place_of_their_destination(arrived: NewestValues) -> None:
     documents = [json.loads(value) for value in arrived.values()]
     without = {one["destination"] for one in documents if "place" not in one}
     assert without
@@ -67,7 +67,9 @@ def test_flights_have_the_place_of_their_destination(arrived: State) -> None:
         assert one.get("place") == airports.points().get(one["destination"])
 
 
-def test_nothing_lies_where_a_sphere_would_tell_otherwise(arrived: State, places: State) -> None:
+def test_nothing_lies_where_a_sphere_would_tell_otherwise(
+    arrived: NewestValues, places: NewestValues
+) -> None:
     """So answers do not hang on how exactly distances are computed."""
     reached = {
         (document["place"]["coordinates"][0], document["place"]["coordinates"][1])
@@ -82,7 +84,9 @@ def test_nothing_lies_where_a_sphere_would_tell_otherwise(arrived: State, places
 
 
 @pytest.mark.parametrize("question", [ARRIVALS_NEAR, NEAREST_AIRPORTS])
-def test_wrong_answers_are_seen(question: SpatialQuestion, arrived: State, places: State) -> None:
+def test_wrong_answers_are_seen(
+    question: SpatialQuestion, arrived: NewestValues, places: NewestValues
+) -> None:
     state = places if question is NEAREST_AIRPORTS else arrived
     right = question.expected(state)
     assert len(right) >= NEAREST
@@ -92,7 +96,7 @@ def test_wrong_answers_are_seen(question: SpatialQuestion, arrived: State, place
         assert unlike(SpatialAnswer(question, "now", 1, {}, wrong), state)
 
 
-def test_an_index_without_an_order_is_compared_without(arrived: State) -> None:
+def test_an_index_without_an_order_is_compared_without(arrived: NewestValues) -> None:
     rows = expected_rows("by_place", arrived)
     assert 0 < len(rows) < len(expected_rows("arrivals", arrived))
     assert differences("by_place", arrived, rows[::-1]) == []

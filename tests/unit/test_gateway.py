@@ -24,7 +24,7 @@ import pytest
 from deploy.process import free_ports
 from indexer.hosting.node import ServingNode
 from indexer.hosting.placed import placed_here
-from indexer.ingest.consumer import Record, TopicKind
+from indexer.ingest.consumer import ConsumerRecord, TopicKind
 from indexer.ingest.metadata import MetadataFeed
 from indexer.scan.plan.selection import Shape, slices_of
 from indexer.scan.request.request import ScanRequest
@@ -279,13 +279,13 @@ class FakeIdentity:
 
 class FakeConsumer:
     def __init__(self) -> None:
-        self.pending: list[Record] = []
+        self.pending: list[ConsumerRecord] = []
         self.closed = False
 
     def start(self, timeout: float) -> None:
         pass
 
-    def poll(self, timeout: float, now: int) -> list[Record]:
+    def poll(self, timeout: float, now: int) -> list[ConsumerRecord]:
         time.sleep(0.001)
         return [self.pending.pop(0)] if self.pending else []
 
@@ -308,8 +308,8 @@ def test_it_waits_for_the_cluster_follows_it_and_stops(monkeypatch: pytest.Monke
         assert started.wait(LIMIT_S)
         assert view.catalog().index_by_name("by_city") is not None
         consumer.pending += [
-            Record(TopicKind.CONTROL, None, 5, stamp(world, 5)),
-            Record(TopicKind.CONTROL, None, 6, published(world, "by_city", 5)),
+            ConsumerRecord(TopicKind.CONTROL, None, 5, stamp(world, 5)),
+            ConsumerRecord(TopicKind.CONTROL, None, 6, published(world, "by_city", 5)),
         ]
         wait_for(lambda: view.published("by_city-1") == 5, "the published number")
         assert view.stamp(KEYSPACE, 5) is not None

@@ -20,7 +20,7 @@ from indexer.serve import health as node_health
 from indexer.view import SliceTrouble
 from keytide.catalog.catalog import Catalog
 from keytide.catalog.records import ClusterRecord
-from keytide.model.health import KINDS, LEVELS, Reason, Status, Verdict, read, single, verdict, worst
+from keytide.model.health import KINDS, LEVELS, HealthStatus, Reason, Verdict, read, single, verdict, worst
 from keytide.model.protocol import SPOKEN
 from keytide.wire.messages import NodeHeartbeat, SliceStatus
 from tests.unit.leader_world import World, facts
@@ -319,7 +319,7 @@ def test_metrics_show_the_same_verdict() -> None:
 
 
 def test_verdicts_are_ordered_worst_first() -> None:
-    statuses: tuple[Status, ...] = ("ok", "failing", "degraded")
+    statuses: tuple[HealthStatus, ...] = ("ok", "failing", "degraded")
     made = [Reason("node", f"node {one}", one, "r", "n") for one in statuses]
     assert [one.status for one in verdict(made).reasons] == ["failing", "degraded", "ok"]
     assert verdict([]).well

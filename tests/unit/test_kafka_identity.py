@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from keytide.kafka import identity as kafka_identity
 from keytide.kafka.admin import KafkaUnavailableError, TopicInfo
-from keytide.kafka.identity import OWN_FAULT, KafkaIdentity, Memory, Seen, WrongKafkaError
+from keytide.kafka.identity import OWN_FAULT, ClusterTopics, KafkaIdentity, Memory, WrongKafkaError
 from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings, load_settings
 from tests.waiting import wait_for
@@ -188,7 +188,7 @@ def test_processes_that_share_a_folder_agree_whoever_is_first(tmp_path: Path) ->
 
     def compare(number: int) -> None:
         try:
-            memories[number].compare(Seen(f"K{number % 2}", {}))
+            memories[number].compare(ClusterTopics(f"K{number % 2}", {}))
         except WrongKafkaError as error:
             told.append(str(error))
 
@@ -206,7 +206,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_the_process_remembers(
 ) -> None:
     (tmp_path / "seen").write_text("a file where the folder should be")
     memory = Memory(tmp_path / "seen", "k:9092")
-    memory.compare(Seen("K1", {}))
+    memory.compare(ClusterTopics("K1", {}))
     assert "cannot be remembered" in caplog.text
     with pytest.raises(WrongKafkaError):
-        memory.compare(Seen("K2", {}))
+        memory.compare(ClusterTopics("K2", {}))

@@ -17,7 +17,7 @@ from streaming.backfill.batches import Batches, BatchTasks, BuildPlan, run_throu
 from streaming.core import log_identity
 from streaming.core import micro_batches as core
 from streaming.core.sizing import Sizing
-from streaming.core.versions import Offsets
+from streaming.core.versions import OffsetColumn
 from streaming.spark.checkpoint import Range
 from tests.unit.kept_journal import KeptJournal
 
@@ -149,7 +149,7 @@ class Reading(Batches):
         tasks = cast(BatchTasks, self)
         super().__init__(plan, self.status, Sizing(9, 1, 1.0), tasks, self, self.wait, lambda: self._time)
 
-    async def read(self, batch: int, covered: Range, losers: Mapping[int, Offsets]) -> core.SettledBatch:
+    async def read(self, batch: int, covered: Range, losers: Mapping[int, OffsetColumn]) -> core.SettledBatch:
         self.readings += 1
         return OUTCOME
 

@@ -28,7 +28,7 @@ from streaming.repair.repair import NotRepairedError, Repair, Repaired, summary
 from streaming.repair.slices import SliceStatuses
 from streaming.slices.pins import Pin
 from streaming.verify.core.comparing import NOTHING, Evidence, SourceDocument, judge
-from streaming.verify.core.difference import Difference, DifferenceClass, Entry, IndexedDocument
+from streaming.verify.core.difference import Difference, DifferenceClass, IndexedDocument, SliceEntry
 from streaming.verify.core.difference import VersionPlace as Place
 from streaming.verify.documents import IndexOutcome, VerificationResult
 from tests.memory_store.store import MemorySliceStore
@@ -112,7 +112,7 @@ class Scene:
     def truth(self, until: int) -> dict[bytes, SourceDocument]:
         found: dict[bytes, SourceDocument] = {}
         for record in self.records[:until]:
-            entries = tuple(sorted(Entry(key, record.value, key[-1] % SLICES) for key in record.keys))
+            entries = tuple(sorted(SliceEntry(key, record.value, key[-1] % SLICES) for key in record.keys))
             later = any(other.id == record.id for other in self.records[until:])
             found[record.id] = SourceDocument(Place(0, record.offset, record.time), {"i": entries}, later)
         return found
@@ -136,7 +136,7 @@ class Scene:
             docids = {key[-2:] for key in state.entries} | set(state.back)
             for docid in docids:
                 entries = [
-                    Entry(k[:-2], v, number) for k, v in sorted(state.entries.items()) if k[-2:] == docid
+                    SliceEntry(k[:-2], v, number) for k, v in sorted(state.entries.items()) if k[-2:] == docid
                 ]
                 back = state.back.get(docid)
                 version = None if back is None else Place(back.partition, back.offset, back.time)
@@ -391,13 +391,13 @@ def test_only_faults_of_the_index_are_wanted() -> None:
 
 def test_slices_that_are_right_are_left_out() -> None:
     version = Place(0, 3, 7)
-    truth = SourceDocument(version, {"i": (Entry(b"a", b"", 0), Entry(b"b", b"", 1))})
-    held = [IndexedDocument(0, version, (b"a",), (Entry(b"a", b"", 0),))]
+    truth = SourceDocument(version, {"i": (SliceEntry(b"a", b"", 0), SliceEntry(b"b", b"", 1))})
+    held = [IndexedDocument(0, version, (b"a",), (SliceEntry(b"a", b"", 0),))]
     [one] = planned(b"d", "i", 3, held, truth)
     assert (one.slice, one.action, one.correction.values) == (1, "put", {b"b": b""})
     stale = [
         *held,
-        IndexedDocument(1, version, (b"b",), (Entry(b"b", b"", 1),)),
+        IndexedDocument(1, version, (b"b",), (SliceEntry(b"b", b"", 1),)),
         IndexedDocument(2, version, (b"c",), ()),
     ]
     [one] = planned(b"d", "i", 3, stale, truth)
@@ -406,7 +406,7 @@ def test_slices_that_are_right_are_left_out() -> None:
 
 def test_a_deleted_document_of_two_partitions_goes_and_its_deletion_is_remembered() -> None:
     """Deleted in partition 0; an older write to partition 1 was met after that."""
-    held = [IndexedDocument(1, Place(1, 3, 5), (b"a",), (Entry(b"a", b"", 1),))]
+    held = [IndexedDocument(1, Place(1, 3, 5), (b"a",), (SliceEntry(b"a", b"", 1),))]
     truth = SourceDocument(Place(0, 7, 9), {}, False, (Place(1, 3, 5),))
     verdict = judge("i", b"d", held, truth, Evidence())
     assert isinstance(verdict, Difference)

@@ -19,7 +19,7 @@ from indexer.store.formats.records import REMOVED
 from indexer.store.interface import Applied, Row, SliceStore, StoreSnapshot
 from indexer.store.joint import LOOKED_AT_BYTES, LevelCursor, first_rows, rows_within
 from indexer.store.lmdb.leaves import LeafReader
-from indexer.store.lmdb.merge import Bounds, live_blocks
+from indexer.store.lmdb.merge import KeySpan, live_blocks
 from indexer.store.lmdb.snapshot import LmdbSnapshot
 from keytide.errors import RetryableError
 from keytide.model.byte_columns import Bytes, EntryColumns
@@ -213,8 +213,8 @@ def test_pages_are_read_as_rows_are(
     held = store.snapshot()
     for _ in range(30):
         ends = sorted(key(f"{chance.randrange(NUMBERS):05}") for _ in range(2 * chance.choice([1, 1, 3])))
-        some: list[Bounds] = [pair for pair in zip(ends[::2], ends[1::2], strict=True) if pair[0] < pair[1]]
-        kinds: list[list[Bounds]] = [some, [(b"", None)], [(ends[0], None)]]
+        some: list[KeySpan] = [pair for pair in zip(ends[::2], ends[1::2], strict=True) if pair[0] < pair[1]]
+        kinds: list[list[KeySpan]] = [some, [(b"", None)], [(ends[0], None)]]
         spans = chance.choice(kinds)
         reverse, limit = chance.random() < 0.5, chance.choice([1, 5, 100, 2 * NUMBERS])
         spans = spans[::-1] if reverse else spans

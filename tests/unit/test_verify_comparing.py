@@ -28,17 +28,25 @@ from streaming.verify.core.comparing import (
     judge,
     source_documents_of,
 )
-from streaming.verify.core.difference import Difference, DifferenceClass, Entry, IndexedDocument, VersionPlace
+from streaming.verify.core.difference import (
+    Difference,
+    DifferenceClass,
+    IndexedDocument,
+    SliceEntry,
+    VersionPlace,
+)
 from streaming.verify.core.newest import VERSIONS, Versions, decided, reduced
 from streaming.verify.documents import IndexOutcome, VerificationResult
 
 KEY, OTHER = encode_key(["a"]), encode_key(["b"])
-ENTRY = Entry(KEY, b"", 1)
+ENTRY = SliceEntry(KEY, b"", 1)
 COMPACTED = Evidence(compacted=True)
 
 
 def held(offset: int, *, partition: int = 0, key: bytes = KEY, slice_: int = 1) -> list[IndexedDocument]:
-    return [IndexedDocument(slice_, VersionPlace(partition, offset, 5), (key,), (Entry(key, b"", slice_),))]
+    return [
+        IndexedDocument(slice_, VersionPlace(partition, offset, 5), (key,), (SliceEntry(key, b"", slice_),))
+    ]
 
 
 def source(offset: int, *, later: bool = False, entry: bool = True, partition: int = 0) -> SourceDocument:
@@ -144,7 +152,7 @@ def remembered(partition: int, time: int, *, slice_: int = 1) -> list[IndexedDoc
     return [one for _, one in indexed_documents_of(slice_, [], rows)]
 
 
-BOTH = SourceDocument(VersionPlace(1, 7, 5), {"i": (ENTRY, Entry(OTHER, b"", 2))})
+BOTH = SourceDocument(VersionPlace(1, 7, 5), {"i": (ENTRY, SliceEntry(OTHER, b"", 2))})
 
 
 @pytest.mark.parametrize(
@@ -256,8 +264,8 @@ def test_the_report_shows_keys_and_columns_as_people_read_them(tmp_path: Path) -
     assert isinstance(parsed, CreateIndex)
     index = IndexRecord("i-1", parsed.definition, "READY", 1, [["n"], ["n"]], "b1", 0)
     key = encode_key(["Oslo", None], (False, True))
-    good = Entry(key, pack_value(b"", b'{"name":"Eva"}'), 1)
-    bad = Entry(b"\xff\xff", b"", 0)
+    good = SliceEntry(key, pack_value(b"", b'{"name":"Eva"}'), 1)
+    bad = SliceEntry(b"\xff\xff", b"", 0)
     one = Difference(
         DifferenceClass.WRONG_KEY,
         "i-1",

@@ -22,7 +22,7 @@ from keytide.wire import digests
 from keytide.wire.columns import hashes_of
 from keytide.wire.digests import DigestAnswer, DigestAsk, DuplicateKey, RowsAsk, Sums
 from streaming.verify.core.comparing import SourceDocument
-from streaming.verify.core.difference import Entry
+from streaming.verify.core.difference import SliceEntry
 from tests.spans_by_rows import SpansByRows
 from tests.structure_kit import as_stored, digests_of
 
@@ -248,7 +248,7 @@ def test_a_driver_finds_what_a_slice_tells_of_in_the_source(part: str, statement
         snapshot.put(docid, [stored], value)
     _, answers = summed(snapshot, 9, unique=True, statement=statement)
     (duplicate,) = (one for answer in answers for one in answer.duplicates)
-    entries = (Entry(stored, value, 0), Entry(other, another, 0))
+    entries = (SliceEntry(stored, value, 0), SliceEntry(other, another, 0))
     source = SourceDocument(entries={"i": entries})
     assert source.having("i", duplicate.key, made.structure) == list(entries[:1])
     assert source.having("j", duplicate.key, made.structure) == []

@@ -21,7 +21,7 @@ STAMPS_KEPT: Final = 4_096
 """Stamps per keyspace: at one every 10 ms the last 40 seconds, about a kilobyte each."""
 
 _NOBODY: Final[frozenset[str]] = frozenset()
-Stamp = tuple[int, Timestamp, int]
+KeyspaceStamp = tuple[int, Timestamp, int]
 """(incarnation, timestamp, fresh_at)."""
 
 
@@ -35,7 +35,7 @@ class Control:
     def __init__(self, term: int = 0) -> None:
         self.term = term
         self._histories: dict[str, History] = {}
-        self._stamps: dict[str, dict[int, Stamp]] = {}
+        self._stamps: dict[str, dict[int, KeyspaceStamp]] = {}
         self._published: dict[str, tuple[int, str, int]] = {}
         """Index id -> (number, keyspace, incarnation)."""
         self._behind: dict[str, dict[str, dict[str, list[int]]]] = {}
@@ -84,7 +84,7 @@ class Control:
         self._behind[message.keyspace] = message.behind
         return new
 
-    def stamp(self, keyspace: str, number: int) -> Stamp | None:
+    def stamp(self, keyspace: str, number: int) -> KeyspaceStamp | None:
         return self._stamps.get(keyspace, {}).get(number)
 
     def published(self, index: str) -> int | None:

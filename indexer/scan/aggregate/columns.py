@@ -33,7 +33,7 @@ from keytide.definition.binding import Evaluate, Needs
 from keytide.definition.index import IndexDefinition
 from keytide.model.entry import pack_value, unpack_value
 
-Read = tuple[Sequence[Value], str, Mapping[str, Json]]
+EntryValues = tuple[Sequence[Value], str, Mapping[str, Json]]
 """What bound expressions take: key parts (the leading ones that are needed), id, included columns."""
 
 NO_FORMS: Final = pack_value(b"", b"")[:3]
@@ -47,7 +47,7 @@ _decode_include: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class EntryRun:
     """Some entries of a block in key order, as columns.
 
     Attributes:
@@ -57,19 +57,19 @@ class Stretch:
 
     keys: list[bytes]
     values: list[bytes]
-    read: list[Read]
+    read: list[EntryValues]
     shared: int
 
-    def part(self, begin: int, end: int, shared: int) -> Stretch:
+    def part(self, begin: int, end: int, shared: int) -> EntryRun:
         """The entries from `begin` to before `end`."""
         if begin == 0 and end == len(self.keys):
-            return Stretch(self.keys, self.values, self.read, shared)
-        return Stretch(self.keys[begin:end], self.values[begin:end], self.read[begin:end], shared)
+            return EntryRun(self.keys, self.values, self.read, shared)
+        return EntryRun(self.keys[begin:end], self.values[begin:end], self.read[begin:end], shared)
 
-    def pick(self, chosen: Sequence[int]) -> Stretch:
+    def pick(self, chosen: Sequence[int]) -> EntryRun:
         """Some of them, in order."""
         read = [self.read[at] for at in chosen] if self.read else []
-        return Stretch(
+        return EntryRun(
             [self.keys[at] for at in chosen], [self.values[at] for at in chosen], read, self.shared
         )
 
@@ -88,11 +88,11 @@ class EntryReader:
         self._structure = definition.structure
         self._needs = needs
 
-    def read(self, keys: Sequence[bytes], values: Sequence[bytes]) -> list[Read]:
+    def read(self, keys: Sequence[bytes], values: Sequence[bytes]) -> list[EntryValues]:
         """What bound expressions take, of each entry."""
         parts, descending, needs = self._parts, self._descending, self._needs
         wanted = needs.parts
-        made: list[Read] = []
+        made: list[EntryValues] = []
         key: list[Value] = []
         id_ = ""
         include: Mapping[str, Json] = {}
@@ -117,7 +117,7 @@ class EntryReader:
 class AggregateColumn:
     """One expression, and how its values get into accumulators."""
 
-    def add(self, stretch: Stretch, to: Accumulator) -> None:
+    def add(self, stretch: EntryRun, to: Accumulator) -> None:
         raise NotImplementedError
 
 
@@ -127,7 +127,7 @@ class ExpressionColumn(AggregateColumn):
     def __init__(self, evaluate: Evaluate) -> None:
         self._evaluate = evaluate
 
-    def add(self, stretch: Stretch, to: Accumulator) -> None:
+    def add(self, stretch: EntryRun, to: Accumulator) -> None:
         to.add_values([self._evaluate(*read) for read in stretch.read], stretch.keys)
 
 
@@ -145,7 +145,7 @@ class KeyColumn(AggregateColumn):
         self._inverted = bool(descending) and descending[ordinal]
         self._wants = wants
 
-    def add(self, stretch: Stretch, to: Accumulator) -> None:
+    def add(self, stretch: EntryRun, to: Accumulator) -> None:
         keys = stretch.keys
         if len(keys) <= FEW:
             for entry, value in zip(keys, stretch.values, strict=True):
@@ -188,7 +188,7 @@ class KeyColumn(AggregateColumn):
 
     def _count(
         self,
-        stretch: Stretch,
+        stretch: EntryRun,
         table: npt.NDArray[np.uint8],
         present: npt.NDArray[np.bool_],
         to: Accumulator,
@@ -214,7 +214,7 @@ class KeyColumn(AggregateColumn):
             for at in np.flatnonzero(number & ~plain).tolist():
                 to.add_number(self._value(stretch.keys[at], stretch.values[at]))
 
-    def _ends(self, stretch: Stretch, present: npt.NDArray[np.bool_], to: Accumulator) -> None:
+    def _ends(self, stretch: EntryRun, present: npt.NDArray[np.bool_], to: Accumulator) -> None:
         """Extremes of a part that is in order."""
         there = np.flatnonzero(present)
         if not len(there):
@@ -234,7 +234,7 @@ class KeyColumn(AggregateColumn):
         """The entry key up to the part's end."""
         return entry[: skip_key(entry, self._ordinal + 1, self._descending)]
 
-    def _codes(self, stretch: Stretch, present: npt.NDArray[np.bool_], to: Accumulator) -> None:
+    def _codes(self, stretch: EntryRun, present: npt.NDArray[np.bool_], to: Accumulator) -> None:
         """Extremes and distinct values of a part in any order."""
         there = np.flatnonzero(present).tolist()
         codes = [self._code(stretch.keys[at]) for at in there]
@@ -260,7 +260,7 @@ class KeyColumn(AggregateColumn):
         return decode_key(entry, self._ordinal + 1, self._descending, forms)[0][self._ordinal]
 
 
-def filtered(stretch: Stretch, test: Callable[..., bool | None]) -> Stretch:
+def filtered(stretch: EntryRun, test: Callable[..., bool | None]) -> EntryRun:
     """The entries for which a condition is true."""
     chosen = [at for at, read in enumerate(stretch.read) if test(*read) is True]
     return stretch if len(chosen) == len(stretch.keys) else stretch.pick(chosen)

@@ -27,9 +27,9 @@ from indexer.scan.aggregate.accumulators import Accumulator, State, Wants
 from indexer.scan.aggregate.columns import (
     AggregateColumn,
     EntryReader,
+    EntryRun,
     ExpressionColumn,
     KeyColumn,
-    Stretch,
     columns_of,
     filtered,
 )
@@ -185,7 +185,7 @@ class SliceAggregate:
         if not all(map(operator.lt, keys, keys[1:])):  # groups are found by bisection
             raise DoubtfulReadError("entries are out of order")
         read = self._reader.read(keys, values) if self._reads else []
-        stretch = Stretch(keys, values, read, 0)
+        stretch = EntryRun(keys, values, read, 0)
         if self._test is not None:
             stretch = filtered(stretch, self._test)
         if not stretch.keys:
@@ -203,7 +203,7 @@ class SliceAggregate:
 
     # --- runs of adjacent entries -------------------------------------------------
 
-    def _add_runs(self, stretch: Stretch, shared: int) -> bool:
+    def _add_runs(self, stretch: EntryRun, shared: int) -> bool:
         runs = list(self._runs(stretch.keys, shared))
         if self.backwards:
             runs.reverse()
@@ -236,7 +236,7 @@ class SliceAggregate:
 
     # --- groups by anything else --------------------------------------------------
 
-    def _add_scattered(self, stretch: Stretch) -> bool:
+    def _add_scattered(self, stretch: EntryRun) -> bool:
         places: dict[bytes, list[int]] = {}
         if len(self._plain_parts) == len(self._parts):
             words: Iterable[bytes] = map(self._word, stretch.keys)
@@ -267,7 +267,7 @@ class SliceAggregate:
 
     # --- both ---------------------------------------------------------------------
 
-    def _new(self, word: bytes, stretch: Stretch, at: int) -> _Group:
+    def _new(self, word: bytes, stretch: EntryRun, at: int) -> _Group:
         if len(self._groups) > self._max_groups:  # one more than may be tells the endpoint, too
             raise too_many(self._max_groups, self._definition)
         group = self._groups[word] = _Group(self._wants)
@@ -283,7 +283,7 @@ class SliceAggregate:
         group.key, group.forms, group.entry = encode_key(shown), key_forms(shown), entry
         self.size += len(group.key) + len(group.forms) + len(group.entry)
 
-    def _feed(self, group: _Group, stretch: Stretch) -> None:
+    def _feed(self, group: _Group, stretch: EntryRun) -> None:
         group.entries += len(stretch.keys)
         if stretch.keys[0] < group.entry:
             self._begin(group, stretch.keys[0], stretch.values[0])

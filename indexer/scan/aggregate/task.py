@@ -17,7 +17,7 @@ import msgspec
 from indexer.scan.aggregate.accumulators import Accumulator
 from indexer.scan.aggregate.request import AggregationPlan
 from indexer.scan.aggregate.slice import GroupState, SliceAggregate, wants_of
-from indexer.scan.local.filtering import Bound, Conditions, Filters, Test, key_test, picked
+from indexer.scan.local.filtering import Bound, Conditions, EntryTest, Filters, key_test, picked
 from indexer.scan.local.tasks import SliceWork, Unfinished
 from indexer.scan.plan.selection import stretches
 from indexer.view import DoubtfulReadError
@@ -114,7 +114,7 @@ class _Call:
         shape = work.request.shape
         index, definition = work.request.span.index, work.definition
         self._tested: Bound | None = None
-        self._test: Test | None
+        self._test: EntryTest | None
         if definition.structure_type.has_places:
             # Places are tested many at once, not with the columns of a block.
             self._test = _filters.test(index, definition, shape)

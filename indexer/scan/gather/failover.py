@@ -45,7 +45,7 @@ from keytide.http.node_protocol import TRY_AGAIN, NodeUnavailableError
 OWN_FAULT = ("too-many-leases",)
 """Problem types of refusals that another copy would give as well, or should not be asked to make good for."""
 
-Answer = tuple[str, bool, SliceReply]
+NodeAnswer = tuple[str, bool, SliceReply]
 """(node that has answered, whether it keeps the snapshot, the slice's reply)."""
 Failure = RetryableError | SnapshotMissingError
 
@@ -105,7 +105,7 @@ class CopyRequests:
         self._nodes = nodes
         self._requests = requests
         self._now = asyncio.get_running_loop().time
-        self._found: list[Answer] = []
+        self._found: list[NodeAnswer] = []
         self._after: dict[int, bytes] = {}
         self._untried: dict[int, list[str]] = {}
         self._last: dict[int, list[str]] = {}
@@ -120,7 +120,7 @@ class CopyRequests:
                 self._untried[number] = counted
                 self._last[number] = [*(one for one in untried if one not in counted), *leave]
 
-    async def run(self) -> list[Answer]:
+    async def run(self) -> list[NodeAnswer]:
         """The answer of every slice. Raises as `ask`: what the copy that was asked first has said, and of a
         snapshot that is missing there, what hindered the others (`SnapshotMissingError.elsewhere`)."""
         try:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from indexer.scan.request.request import OffsetAndEpoch
-from keytide.model.health import Reason, Status
+from keytide.model.health import HealthStatus, Reason
 from keytide.model.roles import Role
 
 
@@ -194,5 +194,5 @@ class ReadyAnswer(msgspec.Struct, forbid_unknown_fields=True):
     node: str
     roles: list[Role]
     protocol: int
-    status: Status
+    status: HealthStatus
     reasons: list[Reason]

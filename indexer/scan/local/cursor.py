@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from indexer.scan.local.entry_bytes import bytes_of, reaching
-from indexer.scan.local.filtering import Filters, Test, key_test, picked
+from indexer.scan.local.filtering import EntryTest, Filters, key_test, picked
 from indexer.scan.local.once import NotShortError, OneByOne, SoonDone
 from indexer.scan.local.tasks import UNHURRIED, Pace, SliceWork, Task, Unfinished
 from indexer.scan.peer.messages import Entry, IndexUnknownHereError, ReadRequest, UnknownTaskError
@@ -207,7 +207,7 @@ def search_slice(
     request: ReadRequest,
     after: bytes,
     shape: Shape,
-    test: Test | None,
+    test: EntryTest | None,
     most: int,
     pace: Pace,
     room: int | None = None,
@@ -240,7 +240,7 @@ def _each(
     snapshot: ReadableSnapshot,
     spans: Sequence[tuple[bytes, bytes | None]],
     request: ReadRequest,
-    test: Test | None,
+    test: EntryTest | None,
     most: int,
     result: FilteredRead,
     pace: Pace,
@@ -281,7 +281,7 @@ def _distinct(
     high: bytes | None,
     request: ReadRequest,
     shape: Shape,
-    test: Test | None,
+    test: EntryTest | None,
     most: int,
     result: FilteredRead,
     pace: Pace,
@@ -313,7 +313,7 @@ def _distinct(
     return False
 
 
-def _firsts(block: list[Entry], shape: Shape, test: Test | None) -> tuple[list[Entry], int, bytes]:
+def _firsts(block: list[Entry], shape: Shape, test: EntryTest | None) -> tuple[list[Entry], int, bytes]:
     """The first entry of each key in a block that is wanted, as (canonical key, forms); how many keys the
     block has; and its last key if it needs no further look, else b""."""
     found: list[Entry] = []

@@ -28,7 +28,7 @@ KEPT: Final = 64
 """Filters that a node keeps ready: pages and blocks of one read come with the same."""
 
 ReadyT = TypeVar("ReadyT")
-Test = Callable[[bytes, bytes], bool]
+EntryTest = Callable[[bytes, bytes], bool]
 """Whether an entry (entry key, value) is wanted."""
 
 _NOTHING: Final[dict[str, Any]] = {}
@@ -91,7 +91,7 @@ def bound(definition: IndexDefinition, tested: bytes) -> Bound:
     return Bound(binding.test(decoded), binding.needs(decoded))
 
 
-def picked(test: Test | None, entries: Sequence[Entry]) -> Sequence[Entry]:
+def picked(test: EntryTest | None, entries: Sequence[Entry]) -> Sequence[Entry]:
     """The entries for which a test is true, in order."""
     if test is None:
         return entries
@@ -101,7 +101,7 @@ def picked(test: Test | None, entries: Sequence[Entry]) -> Sequence[Entry]:
     return [entry for entry in entries if test(*entry)]
 
 
-def entry_test(definition: IndexDefinition, tested: bytes) -> Test:
+def entry_test(definition: IndexDefinition, tested: bytes) -> EntryTest:
     """A filter in JSON as a function of (entry key, value). Raises as `bound`."""
     if definition.structure_type.has_places:
         places, others = parted(definition, _decoded(tested))
@@ -111,12 +111,12 @@ def entry_test(definition: IndexDefinition, tested: bytes) -> Test:
     return _entry_test(definition, tested)
 
 
-def _entry_test(definition: IndexDefinition, tested: bytes) -> Test:
+def _entry_test(definition: IndexDefinition, tested: bytes) -> EntryTest:
     condition, needs = bound(definition, tested)
     parts = len(definition.keys) if needs.id else needs.parts
     directions = definition.descending[:parts]
     if needs.include or needs.id:
-        test: Test = partial(_holds, condition, parts, directions, needs)
+        test: EntryTest = partial(_holds, condition, parts, directions, needs)
     else:
         test = partial(_holds_of_key, condition, parts, directions)
     if not definition.structure.key_in_value:
@@ -125,7 +125,7 @@ def _entry_test(definition: IndexDefinition, tested: bytes) -> Test:
     return lambda entry_key, value: test(*in_full(entry_key, value))
 
 
-def key_test(structure: Structure, keys: frozenset[bytes]) -> Test:
+def key_test(structure: Structure, keys: frozenset[bytes]) -> EntryTest:
     """Whether an entry has one of these canonical keys: their bytes are compared, and no value is made.
 
     The test raises:
@@ -136,13 +136,13 @@ def key_test(structure: Structure, keys: frozenset[bytes]) -> Test:
     return lambda entry_key, value: entry_key[: structure.id_start(entry_key)] in keys
 
 
-class Filters(_FilterCache[Test]):
+class Filters(_FilterCache[EntryTest]):
     """Filters as functions of (entry key, value)."""
 
     def __init__(self) -> None:
         super().__init__(entry_test)
 
-    def test(self, index: str, definition: IndexDefinition, shape: ReadShape) -> Test | None:
+    def test(self, index: str, definition: IndexDefinition, shape: ReadShape) -> EntryTest | None:
         """What a request tests of entries: that they have its keys, then its filter; None for nothing.
 
         Args:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from indexer.scan.local.filtering import Test, picked
+from indexer.scan.local.filtering import EntryTest, picked
 from indexer.scan.local.place_filter import PlaceTest
 from indexer.scan.peer.messages import Entry, ReadRequest
 from indexer.view import ReadableSnapshot, SkipLine, StoredDocument
@@ -165,7 +165,7 @@ class OneByOne:
     """
 
     def __init__(
-        self, spans: Sequence[tuple[bytes, bytes | None]], test: Test | None, soon: SoonDone | None
+        self, spans: Sequence[tuple[bytes, bytes | None]], test: EntryTest | None, soon: SoonDone | None
     ) -> None:
         self._firsts = firsts_of_several(spans)
         self._test = test

@@ -10,17 +10,15 @@ import msgspec
 
 from indexer.scan.peer.health import PeerHealth
 from keytide.errors import CallerError, RetryableError
+from keytide.model.entry import Entry as Entry
 from keytide.model.timestamp import Timestamp
 
 TIP: Final = -1
 """In place of a snapshot number: each slice's newest state."""
 
 Number = Annotated[int, msgspec.Meta(ge=TIP, le=(1 << 63) - 1)]
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+UInt31 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 """Decoding holds messages to these; what only a whole message shows is checked by `wellformed`."""
-
-Entry = tuple[bytes, bytes]
-"""(entry key, value)."""
 
 HOLDER: Final = "pages"
 """The name under which slices keep snapshots for page tokens; for a hold it is its id."""
@@ -136,18 +134,18 @@ class ReadMessage(msgspec.Struct, frozen=True, array_like=True):
 
     index: str
     number: Number
-    incarnation: Count
-    slices: list[Count]
+    incarnation: UInt31
+    slices: list[UInt31]
     spans: list[tuple[bytes, bytes | None]]
     after: list[bytes]
     reverse: bool
-    limit: Count
-    lease_ms: Count = 0
+    limit: UInt31
+    lease_ms: UInt31 = 0
     in_use: bool = False
     examine: bool = False
     filter: bytes = b""
     distinct: bool = False
-    skip: Count = 0
+    skip: UInt31 = 0
     keys_only: bool = False
     hold: str = ""
     task: str = ""
@@ -155,7 +153,7 @@ class ReadMessage(msgspec.Struct, frozen=True, array_like=True):
     within_ms: int = 0
     client: str = ""
     passed: Number = -1
-    covers: dict[Count, Annotated[int, msgspec.Meta(ge=0)]] = {}
+    covers: dict[UInt31, Annotated[int, msgspec.Meta(ge=0)]] = {}
 
     def __post_init__(self) -> None:
         if len(self.after) != len(self.slices):
@@ -256,9 +254,9 @@ class LeaseRequest(msgspec.Struct, frozen=True, array_like=True):
 
     index: str
     number: Number
-    incarnation: Count
-    slices: list[Count]
-    lease_ms: Count
+    incarnation: UInt31
+    slices: list[UInt31]
+    lease_ms: UInt31
     in_use: bool
     hold: str = ""
     client: str = ""

@@ -51,11 +51,11 @@ FIRST_BLOCK: Final = 256
 _VALUE: Final = 8
 """Bytes that any value counts for, beside those of its text."""
 
-Placed = tuple[bytes, bytes, list[Any], int]
+PlacedRow = tuple[bytes, bytes, list[Any], int]
 """A row with its place: what it is ordered by, its entry key, its values; and its bytes."""
 
 
-def _by_id(one: Placed) -> tuple[bytes, bytes]:
+def _by_id(one: PlacedRow) -> tuple[bytes, bytes]:
     """A row of a spatial index has its place by its document: its entry is another one by what is read."""
     return one[0], one[1][CELL_BYTES:]
 
@@ -116,14 +116,14 @@ class OutputMaker:
         outputs = self._outputs
         return [[to_json_value(value(*one)) for value in outputs] for one in read]
 
-    def placed(self, entries: Sequence[Entry], pace: Pace) -> list[Placed]:
+    def placed(self, entries: Sequence[Entry], pace: Pace) -> list[PlacedRow]:
         """The rows with what they are sorted by.
 
         Raises:
             NotIndexableError: a value that has no place in the order.
         """
         outputs, order = self._outputs, self._order
-        made: list[Placed] = []
+        made: list[PlacedRow] = []
         for part in pace.parts(entries):
             read = self._reader.read([key for key, _ in part], [value for _, value in part])
             for one, (key, _) in zip(read, part, strict=True):
@@ -171,7 +171,7 @@ async def sorted_rows(target: Target, shared: Reads, plan: Plan, maker: OutputMa
         return found
     bound = most if wanted is None or wanted > most else wanted
     result = Sorted()
-    held: list[Placed] = []
+    held: list[PlacedRow] = []
     after, more, size, block = b"", bool(target.nodes), 0, FIRST_BLOCK
     threads, at_once = shared.local.threads, shared.settings.stream_block_bytes
     while more:

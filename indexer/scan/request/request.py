@@ -33,7 +33,9 @@ Equals = Annotated[
 ]
 Low = Annotated[KeyParts | None, Meta(description="lower bound: leading key parts")]
 High = Annotated[KeyParts | None, Meta(description="upper bound: leading key parts")]
-Bounds = Annotated[Inclusion, Meta(description="which of the bounds `low` and `high` belong to the range")]
+InclusionParameter = Annotated[
+    Inclusion, Meta(description="which of the bounds `low` and `high` belong to the range")
+]
 Prefix = Annotated[
     str | None,
     Meta(description="strings that begin so, in the key part after `equals` (without it the first)"),
@@ -95,7 +97,7 @@ class Moment(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
             )
 
 
-Place = Annotated[
+GeometryParameter = Annotated[
     dict[str, Any] | list[float] | None,
     Meta(
         description="a GeoJSON geometry, a point [lon, lat], or a box [west, south, east, north]",
@@ -135,7 +137,7 @@ class SpanRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
     equals: Equals = None
     low: Low = None
     high: High = None
-    inclusion: Bounds = "both"
+    inclusion: InclusionParameter = "both"
     prefix: Prefix = None
 
     def __post_init__(self) -> None:
@@ -151,7 +153,7 @@ class Question(Moment, frozen=True):
     equals: Equals = None
     low: Low = None
     high: High = None
-    inclusion: Bounds = "both"
+    inclusion: InclusionParameter = "both"
     prefix: Prefix = None
     spans: Annotated[
         list[SpanRequest] | None,
@@ -160,9 +162,9 @@ class Question(Moment, frozen=True):
             examples=[[{"equals": ["JFK"]}, {"low": ["S"], "high": ["T"]}]],
         ),
     ] = None
-    within: Annotated[Place, Meta(description="of a spatial index: what lies within")] = None
-    contains: Annotated[Place, Meta(description="of a spatial index: what contains it")] = None
-    intersects: Annotated[Place, Meta(description="of a spatial index: what meets it")] = None
+    within: Annotated[GeometryParameter, Meta(description="of a spatial index: what lies within")] = None
+    contains: Annotated[GeometryParameter, Meta(description="of a spatial index: what contains it")] = None
+    intersects: Annotated[GeometryParameter, Meta(description="of a spatial index: what meets it")] = None
     near: Annotated[Near | None, Meta(description="of a spatial index: what lies around a place")] = None
     srid: Annotated[
         int | None,

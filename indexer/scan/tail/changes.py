@@ -24,13 +24,12 @@ from indexer.scan.local.once import read_once
 from indexer.scan.local.tasks import SliceWork
 from indexer.scan.plan.selection import stretches
 from indexer.view import ReadableSnapshot
+from keytide.model.entry import Entry
 
 TASK: Final = "changes"
 EXAMINED: Final = 100_000
 """Entries of both snapshots that one call looks at: some tens of milliseconds."""
 
-Entry = tuple[bytes, bytes]
-"""(entry key, value)."""
 Side = Literal["both", "added", "removed"]
 
 

@@ -45,7 +45,6 @@ from indexer.scan.tail.change_over import ChangeOver, Over
 from indexer.scan.tail.changes import (
     TASK,
     ChangesWanted,
-    Entry,
     Side,
     SliceChanges,
     decode_changes,
@@ -61,6 +60,7 @@ from indexer.scan.tail.moments import (
     later_moment,
     resumed_moment,
 )
+from keytide.model.entry import Entry
 
 RESTS: Final = 3
 """How long a tail rests after working out a difference, in multiples of the time that it took."""

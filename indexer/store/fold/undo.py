@@ -40,7 +40,7 @@ Row = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class UndoStep:
     """One step back: the footer of an undo file.
 
     Attributes:
@@ -123,7 +123,7 @@ class UndoWriter:
         self, name: str, previous: str, sequence: int, at: int, state: bytes, counts: bytes, *, sync: bool
     ) -> None:
         """Put the file in its place; on return it has reached the disk, if wanted."""
-        step = Step(
+        step = UndoStep(
             name, previous, sequence, at, state.hex(), counts.hex(),
             self._rows, self._row_bytes, self._bytes, self._digest.intdigest(),
         )  # fmt: skip
@@ -151,7 +151,7 @@ class UndoWriter:
         (self._folder / NEXT_UNDO_FILE).unlink(missing_ok=True)
 
 
-def read_step(folder: Path, name: str) -> Step | None:
+def read_step(folder: Path, name: str) -> UndoStep | None:
     """The footer of an undo file; None when the file is missing or damaged (blocks are not read)."""
     try:
         with (folder / name).open("rb") as file:
@@ -165,12 +165,12 @@ def read_step(folder: Path, name: str) -> Step | None:
         return None
     if magic != _MAGIC or xxhash.xxh3_64_intdigest(footer) != digest:
         return None
-    step = Step(**json.loads(footer))
+    step = UndoStep(**json.loads(footer))
     whole = step.body_bytes + len(footer) + _TRAILER.size == size and step.name == name
     return step if whole else None
 
 
-def intact(folder: Path, step: Step) -> bool:
+def intact(folder: Path, step: UndoStep) -> bool:
     """Whether the blocks of an undo file are there and what was written."""
     digest = xxhash.xxh3_64()
     left = step.body_bytes
@@ -184,7 +184,7 @@ def intact(folder: Path, step: Step) -> bool:
     return not left and digest.intdigest() == step.body_digest
 
 
-def blocks(folder: Path, step: Step, tables: Sequence[bytes]) -> Iterator[UndoBlock]:
+def blocks(folder: Path, step: UndoStep, tables: Sequence[bytes]) -> Iterator[UndoBlock]:
     """The blocks of an undo file that is intact.
 
     Raises:

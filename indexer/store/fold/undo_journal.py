@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from indexer.store.fold.fold import TABLES
-from indexer.store.fold.undo import UNDO_FOLDER, Step, UndoBlock, blocks, intact, read_step
+from indexer.store.fold.undo import UNDO_FOLDER, UndoBlock, UndoStep, blocks, intact, read_step
 from indexer.store.formats.state_bytes import decode_applied, decode_counts
 from indexer.store.interface import Applied, Counts
 from indexer.store.settings import StoreSettings
@@ -26,7 +26,7 @@ class Back(NamedTuple):
         applied, counts: the state.
     """
 
-    step: Step
+    step: UndoStep
     applied: Applied
     counts: Counts
 

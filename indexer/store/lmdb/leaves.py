@@ -33,7 +33,7 @@ import numpy as np
 from indexer.store.files.pages import BRANCH, LEAF, NO_ROOT, NODE, PAGE, TREE
 from indexer.store.formats.records import PUT, REMOVED
 from indexer.store.lmdb.levels import DATA, Level, View
-from indexer.store.lmdb.merge import Bounds, few_of, live_blocks
+from indexer.store.lmdb.merge import KeySpan, few_of, live_blocks
 from keytide.model.byte_columns import (
     PADDING,
     ByteColumn,
@@ -208,7 +208,7 @@ class LeafReader:
 
 
 def level_columns(
-    views: Sequence[View], spans: Sequence[Bounds], reverse: bool, rows: int
+    views: Sequence[View], spans: Sequence[KeySpan], reverse: bool, rows: int
 ) -> Iterator[EntryColumns]:
     """Entries of several views as `live_blocks` gives them, without tags and markers, by columns.
 

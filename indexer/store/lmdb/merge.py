@@ -45,7 +45,7 @@ _SAMPLED: Final = 16
 """One row of so many tells how large they are."""
 
 
-Bounds = tuple[bytes, bytes | None]
+KeySpan = tuple[bytes, bytes | None]
 """low <= key < high; None for no end."""
 
 
@@ -80,7 +80,7 @@ def table_blocks(
         return
 
 
-def inside(cursor: lmdb.Cursor[bytes], spans: Sequence[Bounds], reverse: bool) -> Iterator[Row]:
+def inside(cursor: lmdb.Cursor[bytes], spans: Sequence[KeySpan], reverse: bool) -> Iterator[Row]:
     """Rows of some spans, of which no value is copied that lies elsewhere."""
     value = cursor.value
     for low, high in spans:
@@ -111,7 +111,7 @@ def _in_blocks(rows: Iterator[Row], first: int) -> Iterator[list[Row]]:
 
 
 def spans_blocks(
-    cursor: lmdb.Cursor[bytes], spans: Sequence[Bounds], reverse: bool, first: int, large: bool
+    cursor: lmdb.Cursor[bytes], spans: Sequence[KeySpan], reverse: bool, first: int, large: bool
 ) -> Iterator[list[Row]]:
     """Rows of one table that lie in some spans, tagged, in blocks: one walk for many narrow spans. What lies
     between two of them is stepped over or sought past, whichever is less, and of what is read beyond a span
@@ -166,7 +166,7 @@ def spans_blocks(
         yield found
 
 
-def _first_above(spans: Sequence[Bounds], key: bytes, at: int) -> int:
+def _first_above(spans: Sequence[KeySpan], key: bytes, at: int) -> int:
     """The first of the spans from `at` on that does not end at or before a key."""
     while at < len(spans) and (high := spans[at][1]) is not None and high <= key:
         at += 1
@@ -238,7 +238,7 @@ class _Head:
 
 
 def live_blocks(
-    views: Sequence[View], spans: Sequence[Bounds], reverse: bool, first: int
+    views: Sequence[View], spans: Sequence[KeySpan], reverse: bool, first: int
 ) -> Iterator[list[Row]]:
     """Entries of several views, given from the oldest to the newest, without tags and markers. A block of
     nothing but markers is empty: whoever reads looks at the clock between blocks.

@@ -17,7 +17,7 @@ from indexer.store.lmdb.levels import Level, View
 from indexer.store.lmdb.lookup import held_by
 from indexer.store.lmdb.merge import (
     FIRST_BLOCK,
-    Bounds,
+    KeySpan,
     few_of,
     live_blocks,
     merged_blocks,
@@ -62,7 +62,7 @@ class LmdbSnapshot:
         yield from filter(None, self.rows_of(((low, high),), reverse, limit))
 
     def rows_of(
-        self, spans: Sequence[Bounds], reverse: bool = False, limit: int | None = None
+        self, spans: Sequence[KeySpan], reverse: bool = False, limit: int | None = None
     ) -> Iterator[list[Row]]:
         if limit == 0 or not spans:
             return
@@ -80,7 +80,7 @@ class LmdbSnapshot:
                 wanted -= len(block)
                 yield block
 
-    def entry_columns(self, spans: Sequence[Bounds], reverse: bool, limit: int) -> Iterator[EntryColumns]:
+    def entry_columns(self, spans: Sequence[KeySpan], reverse: bool, limit: int) -> Iterator[EntryColumns]:
         if limit <= 0 or not spans:
             return
         left = limit

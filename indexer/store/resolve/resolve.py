@@ -37,7 +37,7 @@ from indexer.store.interface import Counts, StoredDocument
 from indexer.store.resolve.documents import Ints, Mask, WindowDocuments
 from keytide.model.timestamp import TABLE_PARTITION
 
-Entry = tuple[bytes, bytes]
+KeyAndValue = tuple[bytes, bytes]
 """(canonical key, value)."""
 
 
@@ -226,12 +226,12 @@ def _one_by_one(
     if not rows and not documents.contested:
         return
     values = documents.values
-    entries: dict[int, list[Entry]] = {row: [] for row in rows}
+    entries: dict[int, list[KeyAndValue]] = {row: [] for row in rows}
     for entry in np.flatnonzero(special[documents.owners]).tolist():
         value = b"" if values is None else values[entry]
         entries[int(documents.owners[entry])].append((documents.keys[entry], value))
     for row in rows:
-        version: tuple[int, int, int, list[Entry]] = (
+        version: tuple[int, int, int, list[KeyAndValue]] = (
             int(documents.partitions[row]),
             int(documents.offsets[row]),
             int(documents.times[row]),
@@ -247,7 +247,7 @@ def _settle(
     changes: RowChanges,
     docid: bytes,
     record: bytes | None,
-    versions: Sequence[tuple[int, int, int, list[Entry]]],
+    versions: Sequence[tuple[int, int, int, list[KeyAndValue]]],
 ) -> None:
     """All versions of one document, one after the other; then the difference to what was held."""
     before = None if record is None else unpack_record(record)

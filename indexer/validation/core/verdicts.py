@@ -25,7 +25,7 @@ import msgspec
 from indexer.validation.core.primary import UNKNOWN_OFFSET, AnsweredDocument, PrimaryAnswer
 from keytide.collation import NotIndexableError, encode_part
 from keytide.definition.index import IndexDefinition
-from keytide.model.entry import unpack_value
+from keytide.model.entry import Entry, unpack_value
 from projector.core.projection import KeyspacePlan, SourceBatch, project
 
 VALID: Final = ""
@@ -37,9 +37,6 @@ NO_VERSION: Final = "no-version"
 
 BEHIND: Final = frozenset({PRIMARY_BEHIND, NOT_THERE_YET})
 """Verdicts that a primary which catches up will change."""
-
-Entry = tuple[bytes, bytes]
-"""(entry key, value)."""
 
 _INDEX: Final = "judged"
 _decode_json = msgspec.json.Decoder().decode

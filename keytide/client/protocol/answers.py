@@ -13,7 +13,7 @@ import msgspec
 
 from keytide.errors import CallerError, HistoryChangedError, KeytideError, RetryableError
 
-Timestamp = dict[str, dict[str, int]]
+TimeVector = dict[str, dict[str, int]]
 """Source partition -> `{"offset": next offset, "epoch": leader epoch}`; good as `at_least`, too."""
 
 
@@ -69,7 +69,7 @@ class AnswerBase(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     snapshot: int | None
-    timestamp: Timestamp
+    timestamp: TimeVector
     session: str
     staleness_ms: int | None = None
     explain: dict[str, Any] | None = None
@@ -128,7 +128,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
 
     at: str
     snapshot: int
-    timestamp: Timestamp
+    timestamp: TimeVector
     session: str
     slices: int
     expires_in_s: float
@@ -163,7 +163,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     snapshot: int
-    timestamp: Timestamp = {}
+    timestamp: TimeVector = {}
     session: str = ""
     added: list[Row] = []
     removed: list[Row] = []

@@ -30,7 +30,7 @@ class SnapshotHandle(Protocol):
     def at(self) -> str: ...
 
 
-AtLeast = Mapping[Any, Any] | ProducedOffsets
+AtLeastOffsets = Mapping[Any, Any] | ProducedOffsets
 """Source partition -> next offset (or `{"offset": n, "epoch": n}`, as the timestamps of answers are), or what
 a producer wrote."""
 
@@ -50,7 +50,7 @@ class MomentOptions(TypedDict, total=False):
     """
 
     consistency: Consistency | None
-    at_least: AtLeast | None
+    at_least: AtLeastOffsets | None
     session: str | None
     max_staleness_ms: int | None
     timeout_ms: int | None
@@ -82,7 +82,7 @@ class NearOptions(TypedDict, total=False):
     limit: int | None
 
 
-Place = Sequence[float] | Mapping[str, Any]
+GeometryLike = Sequence[float] | Mapping[str, Any]
 """A GeoJSON geometry, a point `[lon, lat]`, or a box `[west, south, east, north]`."""
 
 
@@ -106,9 +106,9 @@ class QuestionOptions(MomentOptions, total=False):
     inclusion: Inclusion | None
     prefix: str | None
     spans: Sequence[SpanOptions] | None
-    within: Place | None
-    contains: Place | None
-    intersects: Place | None
+    within: GeometryLike | None
+    contains: GeometryLike | None
+    intersects: GeometryLike | None
     near: NearOptions | None
     srid: int | None
     slices: Sequence[int] | None

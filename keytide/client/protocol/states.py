@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from keytide.client.protocol.answers import AnswerBase, Event, Hold, MisuseError, Timestamp
+from keytide.client.protocol.answers import AnswerBase, Event, Hold, MisuseError, TimeVector
 from keytide.client.protocol.arrow import ArrowParts
 from keytide.client.protocol.calls import HttpReply
 from keytide.client.protocol.server_sent_events import EventParser
@@ -25,7 +25,7 @@ class Head:
     """From which moment a result comes."""
 
     snapshot: int | None
-    timestamp: Timestamp
+    timestamp: TimeVector
     session: str
     staleness_ms: int | None
 
@@ -45,7 +45,7 @@ class Head:
             staleness = headers.get("keytide-staleness-ms") or "null"
             return cls(
                 msgspec.json.decode(snapshot, type=int | None),
-                msgspec.json.decode(headers["keytide-timestamp"], type=Timestamp),
+                msgspec.json.decode(headers["keytide-timestamp"], type=TimeVector),
                 headers["keytide-session"],
                 msgspec.json.decode(staleness, type=int | None),
             )

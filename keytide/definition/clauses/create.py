@@ -9,7 +9,7 @@ import msgspec
 from sqlglot.tokenizer_core import Token, TokenType
 
 from keytide.definition.clauses.options import boolean, limit, options, whole_number
-from keytide.definition.clauses.partitioning import PartitionReader, Said, partitions_by
+from keytide.definition.clauses.partitioning import PartitionReader, WrittenNumber, partitions_by
 from keytide.definition.errors import quoted_wrongly
 from keytide.definition.expression import DocumentId, Path, Predicate, Unnest, same, walk
 from keytide.definition.index import (
@@ -44,14 +44,14 @@ class _Clauses:
         self.partition: PartitionBy | None = None
         self.partition_said: Sequence[Token] = ()
         self.where: Predicate | None = None
-        self.slices: Said | None = None
-        self.partitions: Said | None = None
+        self.slices: WrittenNumber | None = None
+        self.partitions: WrittenNumber | None = None
         self.replicas = 0
         self.said: set[str] = set()
         self.include_missing = False
         self.defer_build = False
         self.auto_split = False
-        self.srid: Said | None = None
+        self.srid: WrittenNumber | None = None
 
 
 class CreateReader:
@@ -219,9 +219,9 @@ class CreateReader:
         for name, said, value, at in options(self._at):
             clauses.said.add(name)
             if name == "slices":
-                clauses.slices = Said(whole_number(self._at, at, value, 1, MAX_SLICES), at)
+                clauses.slices = WrittenNumber(whole_number(self._at, at, value, 1, MAX_SLICES), at)
             elif name == "partitions":
-                clauses.partitions = Said(whole_number(self._at, at, value, 1, MAX_SLICES), at)
+                clauses.partitions = WrittenNumber(whole_number(self._at, at, value, 1, MAX_SLICES), at)
             elif name == "replicas":
                 clauses.replicas = whole_number(self._at, at, value, 0, MAX_REPLICAS)
             elif name == "defer_build":
@@ -237,7 +237,7 @@ class CreateReader:
                         at,
                         next_step="There are 4326, longitude and latitude (the default), and 0, a plane.",
                     )
-                clauses.srid = Said(int(value), at)
+                clauses.srid = WrittenNumber(int(value), at)
             else:
                 raise self._at.error(
                     f"there is no option {said.text}",

@@ -114,14 +114,16 @@ class PartitionReader:
         return tuple(slices), 0
 
 
-class Said(msgspec.Struct, frozen=True):
+class WrittenNumber(msgspec.Struct, frozen=True):
     """A number that a statement says, and where."""
 
     number: int
     at: Token
 
 
-def partitions_by(at: Cursor, by: PartitionBy, slices: Said | None, partitions: Said | None) -> int | None:
+def partitions_by(
+    at: Cursor, by: PartitionBy, slices: WrittenNumber | None, partitions: WrittenNumber | None
+) -> int | None:
     """How many partitions what stands in a statement makes; None when it does not say.
 
     Args:

@@ -43,9 +43,9 @@ _TURNS: Final = [
 Vector = tuple[float, float, float]
 Spot = tuple[float, float]
 """(u, v) on a chart."""
-Side = tuple[float, float, float]
+HalfPlane = tuple[float, float, float]
 """a * u + b * v + c is at least 0 on the inner side."""
-Square = tuple[int, int, Sequence[Side]]
+CrossedSquare = tuple[int, int, Sequence[HalfPlane]]
 """(i, j) of a cell whose level is known, and the sides of the polygon that may cross it."""
 
 
@@ -177,7 +177,7 @@ def _cells(
             families.append((square, *look(steps, below, crossing)))
         families.sort(key=_size)
         left = len(families)
-        split: list[Square] = []
+        split: list[CrossedSquare] = []
         for square, touching, within in families:
             left -= 1
             if len(found) + len(split) + len(touching) + len(within) + left <= most:
@@ -201,18 +201,18 @@ class _Lines(dict[int, float]):
         return found
 
 
-def _size(family: tuple[Square, list[Square], list[Square]]) -> int:
+def _size(family: tuple[CrossedSquare, list[CrossedSquare], list[CrossedSquare]]) -> int:
     return len(family[1]) + len(family[2])
 
 
 def _looked_at(
     corners: Sequence[tuple[int, int]],
     width: int,
-    sides: Sequence[Side],
+    sides: Sequence[HalfPlane],
     bounds: tuple[float, float, float, float],
     lines: _Lines,
     margin: float,
-) -> tuple[list[Square], list[Square]]:
+) -> tuple[list[CrossedSquare], list[CrossedSquare]]:
     """Which cells touch the polygon, and which are inside of it.
 
     Args:
@@ -221,8 +221,8 @@ def _looked_at(
         bounds: (left, low, right, high) of the polygon.
     """
     left, low, right, high = bounds
-    touching: list[Square] = []
-    within: list[Square] = []
+    touching: list[CrossedSquare] = []
+    within: list[CrossedSquare] = []
     for i, j in corners:
         u0, u1 = lines[i] - margin, lines[i + width] + margin
         if u1 < left or u0 > right:
@@ -243,11 +243,11 @@ def _looked_at(
     return touching, within
 
 
-def _sides(spots: Sequence[Spot], margin: float) -> list[Side] | None:
+def _sides(spots: Sequence[Spot], margin: float) -> list[HalfPlane] | None:
     """The sides of a polygon, from its first corner; None if it is not convex."""
     ring = [*spots[1:], spots[0]]
     turned = 1.0 if _area(spots) > 0 else -1.0
-    found: list[Side] = []
+    found: list[HalfPlane] = []
     slacks: list[float] = []
     for one, other in zip(spots, ring, strict=True):
         a, b = turned * (one[1] - other[1]), turned * (other[0] - one[0])
@@ -256,7 +256,7 @@ def _sides(spots: Sequence[Spot], margin: float) -> list[Side] | None:
     return None if _reaches_out(spots, found, slacks) else found
 
 
-def _reaches_out(spots: Sequence[Spot], sides: Sequence[Side], slacks: Sequence[float]) -> bool:
+def _reaches_out(spots: Sequence[Spot], sides: Sequence[HalfPlane], slacks: Sequence[float]) -> bool:
     """Whether a corner lies beyond a side, by more than its slack."""
     if len(spots) <= CORNERS:
         return any(

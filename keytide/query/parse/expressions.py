@@ -13,7 +13,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 from keytide.definition.errors import InvalidStatementError
 from keytide.definition.expression import Comparison, Expression, Literal, Path, Predicate, Unnest
 from keytide.definition.render import column_sql, path_name
-from keytide.definition.sql import Constants, ExpressionReader
+from keytide.definition.sql import ExpressionReader, WrittenConstants
 from keytide.definition.tokens import Cursor
 
 AggregateName = OneOf["count", "sum", "min", "max", "avg"]
@@ -38,7 +38,7 @@ class QueryReader(ExpressionReader):
 
     aggregates = tuple(FUNCTIONS)
 
-    def __init__(self, text: str, lists: Mapping[int, Constants]) -> None:
+    def __init__(self, text: str, lists: Mapping[int, WrittenConstants]) -> None:
         """
         Args:
             lists: long ones (`keytide.query.parse.long_lists`).

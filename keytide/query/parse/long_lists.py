@@ -14,7 +14,7 @@ from typing import Final
 
 from sqlglot.tokenizer_core import Token, TokenType
 
-from keytide.definition.sql import Constants
+from keytide.definition.sql import WrittenConstants
 from keytide.definition.values import Dialect
 
 LONG_LIST: Final = 50
@@ -32,7 +32,7 @@ _UNCLEAR_PATTERN: Final = re.compile(r"[\\$`]|--|/\*")
 """Comments, and strings that end elsewhere than at the next quote."""
 
 
-def tokenize(text: str) -> tuple[list[Token], dict[int, Constants]]:
+def tokenize(text: str) -> tuple[list[Token], dict[int, WrittenConstants]]:
     """A query's tokens, and its long lists by the place of their first constant, of which alone there is one.
 
     Raises:
@@ -45,8 +45,8 @@ def tokenize(text: str) -> tuple[list[Token], dict[int, Constants]]:
     return tokens, lists
 
 
-def _shortened(text: str) -> tuple[str, dict[int, Constants]]:
-    lists: dict[int, Constants] = {}
+def _shortened(text: str) -> tuple[str, dict[int, WrittenConstants]]:
+    lists: dict[int, WrittenConstants] = {}
     if _UNCLEAR_PATTERN.search(text):
         return text, lists
     kept: list[str] = []

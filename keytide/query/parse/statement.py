@@ -35,7 +35,7 @@ from keytide.definition.expression import (
     walk,
 )
 from keytide.definition.names import keyspace_name
-from keytide.definition.sql import Constants
+from keytide.definition.sql import WrittenConstants
 from keytide.definition.statement import cut
 from keytide.definition.tokens import Cursor
 from keytide.query.parse.expressions import AggregateCall, QueryReader, column_name, read_item, split_alias
@@ -77,7 +77,7 @@ def parse_query(text: str) -> Select:
 class _SelectReader:
     """Reads one SELECT."""
 
-    def __init__(self, text: str, tokens: Sequence[Token], lists: Mapping[int, Constants]) -> None:
+    def __init__(self, text: str, tokens: Sequence[Token], lists: Mapping[int, WrittenConstants]) -> None:
         self._at = Cursor(text, tokens)
         self._reader = QueryReader(text, lists)
         self._aliases: dict[str, Expression | AggregateCall] = {}

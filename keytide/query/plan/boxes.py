@@ -33,7 +33,7 @@ MAX_KEY_BOXES: Final = 1_000
 MAX_SPANS: Final = 500
 """Of one read: slices walk them one after the other, and pages carry them."""
 
-Box = Mapping[int, tuple[Interval, ...]]
+IntervalBox = Mapping[int, tuple[Interval, ...]]
 """Key part -> the values that it may have; all of them for a part that is not there."""
 
 
@@ -51,7 +51,7 @@ class IndexSpans:
     """
 
     spans: tuple[Span, ...]
-    boxes: tuple[Box, ...]
+    boxes: tuple[IntervalBox, ...]
     rest: tuple[Predicate, ...]
     depth: tuple[int, ...]
     keys: tuple[bytes, ...] = ()
@@ -106,11 +106,11 @@ def reading(node: Predicate, parts: Sequence[Expression], structure: Structure) 
     )
 
 
-def _boxes(node: Predicate, parts: Sequence[Expression], most: int) -> tuple[list[Box], bool]:
+def _boxes(node: Predicate, parts: Sequence[Expression], most: int) -> tuple[list[IntervalBox], bool]:
     """The boxes of a condition, `most` of them at most, and whether some were given up for one that covers
     them."""
     loose = False
-    found: list[Box] = []
+    found: list[IntervalBox] = []
     if isinstance(node, And):
         found = [{}]
         for operand in node.operands:
@@ -137,7 +137,7 @@ def _boxes(node: Predicate, parts: Sequence[Expression], most: int) -> tuple[lis
     return [box], False
 
 
-def _both(one: Box, other: Box) -> Box | None:
+def _both(one: IntervalBox, other: IntervalBox) -> IntervalBox | None:
     """What two boxes share; None for nothing."""
     box = dict(one)
     for ordinal, intervals in other.items():
@@ -147,16 +147,16 @@ def _both(one: Box, other: Box) -> Box | None:
     return box
 
 
-def _cover(boxes: Sequence[Box]) -> Box:
+def _cover(boxes: Sequence[IntervalBox]) -> IntervalBox:
     """One box that holds them all."""
     common = set.intersection(*(set(box) for box in boxes)) if boxes else set()
     return {ordinal: union([box[ordinal] for box in boxes]) for ordinal in common}
 
 
-def _merged(boxes: Sequence[Box]) -> list[Box]:
+def _merged(boxes: Sequence[IntervalBox]) -> list[IntervalBox]:
     """The same values in fewer boxes: two that differ in one part become one. Bounded: of many boxes only
     neighbours are compared."""
-    merged: list[Box] = []
+    merged: list[IntervalBox] = []
     for box in boxes:
         for at, other in enumerate(merged[-MAX_BOXES:], max(0, len(merged) - MAX_BOXES)):
             if box.keys() != other.keys():

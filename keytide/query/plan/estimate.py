@@ -7,7 +7,7 @@ from typing import Final
 from keytide.definition.expression import DocumentId
 from keytide.definition.index import IndexDefinition
 from keytide.query.parse.select import Select
-from keytide.query.plan.boxes import Box, IndexSpans
+from keytide.query.plan.boxes import IndexSpans, IntervalBox
 from keytide.query.plan.intervals import Interval
 
 ASSUMED_ENTRIES: Final = 1_000_000
@@ -45,7 +45,7 @@ def estimated(
     return min(found, (select.limit + select.offset) * each / _FILTERED**filters)
 
 
-def _of_box(box: Box, depth: int, definition: IndexDefinition, entries: int) -> float:
+def _of_box(box: IntervalBox, depth: int, definition: IndexDefinition, entries: int) -> float:
     part = 1.0
     for ordinal in range(depth):
         expression = definition.keys[ordinal].expression

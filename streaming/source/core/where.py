@@ -43,7 +43,7 @@ MAX_SPANS: Final = 1_000
 _FARTHEST: Final = 1e300
 """No distance is larger, in a plane either; larger integers may be none of the doubles."""
 
-Span = dict[str, Any]
+SpanFields = dict[str, Any]
 _Condition = Comparison | In | Like
 _Bound = tuple[Any, bool]
 """A value, and whether it belongs to the range."""
@@ -92,7 +92,7 @@ def _asked_of_place(node: Predicate) -> Relates | None:
     return None
 
 
-def spans_of(text: str, parts: Sequence[str]) -> list[Span] | None:
+def spans_of(text: str, parts: Sequence[str]) -> list[SpanFields] | None:
     """The spans, as a scan request has them, of the rows for which a condition is true; None for all rows, []
     for none.
 
@@ -107,10 +107,10 @@ def spans_of(text: str, parts: Sequence[str]) -> list[Span] | None:
     return _spans_of(normal(_parsed(text)), parts)
 
 
-def _spans_of(condition: Predicate, parts: Sequence[str]) -> list[Span] | None:
+def _spans_of(condition: Predicate, parts: Sequence[str]) -> list[SpanFields] | None:
     if condition == TRUE:
         return None
-    spans: list[Span] = []
+    spans: list[SpanFields] = []
     for one in _alternatives(condition):
         spans += _spans(one, parts)
         if len(spans) > MAX_SPANS:
@@ -149,7 +149,7 @@ def _alternatives(node: Predicate) -> list[tuple[Predicate, ...]]:
     return found
 
 
-def _spans(conditions: Iterable[Predicate], parts: Sequence[str]) -> list[Span]:
+def _spans(conditions: Iterable[Predicate], parts: Sequence[str]) -> list[SpanFields]:
     """The spans of single conditions that must all hold."""
     by_part: dict[int, list[_Condition]] = {}
     for one in conditions:
@@ -167,7 +167,7 @@ def _spans(conditions: Iterable[Predicate], parts: Sequence[str]) -> list[Span]:
             )
     if prod(map(len, fixed)) > MAX_SPANS:
         raise OptionError(f"`where` selects more than {MAX_SPANS} stretches of the index")
-    found: list[Span] = []
+    found: list[SpanFields] = []
     for equals in product(*fixed):
         found += [{"equals": list(equals)}] if len(fixed) > last else _range(list(equals), by_part[last])
     return found
@@ -224,7 +224,7 @@ def _holds(condition: _Condition, value: Any) -> bool:
     return order is not None and order in _ORDERS[condition.operator]
 
 
-def _range(equals: list[Any], conditions: Sequence[_Condition]) -> list[Span]:
+def _range(equals: list[Any], conditions: Sequence[_Condition]) -> list[SpanFields]:
     """The span behind fixed key parts of comparisons or a LIKE on the next one; none when nothing can be in
     it."""
     likes = [one for one in conditions if isinstance(one, Like)]
@@ -245,7 +245,7 @@ def _range(equals: list[Any], conditions: Sequence[_Condition]) -> list[Span]:
         low = max(lows, key=lambda bound: (bound[0], not bound[1]))
     if highs:
         high = min(highs)
-    span: Span = {
+    span: SpanFields = {
         "low": [*equals, low[0]],
         "high": [*equals, high[0]],
         "inclusion": _INCLUSION[low[1], high[1]],

@@ -33,7 +33,13 @@ from keytide.collation import told_key
 from keytide.model.timestamp import TABLE_PARTITION
 from keytide.structure import Structure
 from keytide.wire.digests import BackRow
-from streaming.verify.core.difference import Difference, DifferenceClass, Entry, IndexedDocument, VersionPlace
+from streaming.verify.core.difference import (
+    Difference,
+    DifferenceClass,
+    IndexedDocument,
+    SliceEntry,
+    VersionPlace,
+)
 from streaming.verify.core.newest import Versions, decided
 
 UNDECIDED: Final = "undecided"
@@ -54,11 +60,11 @@ class SourceDocument(NamedTuple):
     """
 
     version: VersionPlace | None = None
-    entries: Mapping[str, tuple[Entry, ...]] = {}
+    entries: Mapping[str, tuple[SliceEntry, ...]] = {}
     later: bool = False
     others: tuple[VersionPlace, ...] = ()
 
-    def having(self, index: str, told: bytes, structure: Structure) -> list[Entry]:
+    def having(self, index: str, told: bytes, structure: Structure) -> list[SliceEntry]:
         """Its entries in an index whose canonical key is told so (`told_key`)."""
         read, parts, descending = structure.canonical, structure.parts, structure.descending
         return [
@@ -145,7 +151,7 @@ def _agree(held: Sequence[IndexedDocument], truth: SourceDocument) -> bool:
 def _unproven(
     versions: Mapping[int, VersionPlace],
     deletions: Sequence[VersionPlace],
-    expected: tuple[Entry, ...],
+    expected: tuple[SliceEntry, ...],
     truth: SourceDocument,
     evidence: Evidence,
     *,
@@ -196,7 +202,9 @@ def _is_among(version: VersionPlace, others: Sequence[VersionPlace]) -> bool:
     return any(version.is_same(one) for one in others)
 
 
-def _class(expected: tuple[Entry, ...], found: tuple[Entry, ...], flaw: str) -> tuple[DifferenceClass, str]:
+def _class(
+    expected: tuple[SliceEntry, ...], found: tuple[SliceEntry, ...], flaw: str
+) -> tuple[DifferenceClass, str]:
     """The class of a proven difference, and what is to be said beside."""
     if found == expected:
         return DifferenceClass.WRONG_RECORD, flaw
@@ -213,7 +221,9 @@ def _class(expected: tuple[Entry, ...], found: tuple[Entry, ...], flaw: str) -> 
     return DifferenceClass.WRONG_KEY, ""
 
 
-def _record_flaw(held: Sequence[IndexedDocument], expected: tuple[Entry, ...], truth: SourceDocument) -> str:
+def _record_flaw(
+    held: Sequence[IndexedDocument], expected: tuple[SliceEntry, ...], truth: SourceDocument
+) -> str:
     """What is wrong with what slices remember of the document beside its entries, "" when nothing is."""
     by_slice: dict[int, list[bytes]] = {}
     for entry in expected:
@@ -297,11 +307,11 @@ def _places(versions: Versions) -> list[VersionPlace]:
     return list(map(VersionPlace, *columns))
 
 
-def _entries_of(entries: list[dict[str, Any]], indexes: Sequence[str]) -> dict[str, tuple[Entry, ...]]:
+def _entries_of(entries: list[dict[str, Any]], indexes: Sequence[str]) -> dict[str, tuple[SliceEntry, ...]]:
     """The entries of one document, by index id, sorted."""
-    found: dict[str, list[Entry]] = {}
+    found: dict[str, list[SliceEntry]] = {}
     for one in entries:
-        found.setdefault(indexes[one["index"]], []).append(Entry(one["key"], one["value"], one["slice"]))
+        found.setdefault(indexes[one["index"]], []).append(SliceEntry(one["key"], one["value"], one["slice"]))
     return {index: tuple(sorted(some)) for index, some in found.items()}
 
 
@@ -310,9 +320,9 @@ def indexed_documents_of(
 ) -> Iterable[tuple[bytes, IndexedDocument]]:
     """What a slice holds of each document, from its rows. Of a remembered deletion that is its version alone
     (`RememberedDeletion`)."""
-    forward: dict[bytes, list[Entry]] = {}
+    forward: dict[bytes, list[SliceEntry]] = {}
     for docid, key, value in entries:
-        forward.setdefault(docid, []).append(Entry(key, value, number))
+        forward.setdefault(docid, []).append(SliceEntry(key, value, number))
     known = {row.id: row for row in back}
     for docid in sorted(forward.keys() | known.keys()):
         mine = tuple(sorted(forward.get(docid, ())))

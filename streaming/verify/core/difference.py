@@ -59,7 +59,7 @@ class VersionPlace(msgspec.Struct, frozen=True, array_like=True):
         return other is not None and (self.partition, self.offset) == (other.partition, other.offset)
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True, order=True):
+class SliceEntry(msgspec.Struct, frozen=True, array_like=True, order=True):
     """An entry of a document, without its id: stored key, value (`keytide.model.entry`), and the slice
     that it lies in, or belongs into."""
 
@@ -81,7 +81,7 @@ class IndexedDocument(msgspec.Struct, frozen=True, array_like=True):
     slice: int
     version: VersionPlace | None
     keys: tuple[bytes, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[SliceEntry, ...]
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -102,8 +102,8 @@ class Difference(msgspec.Struct, frozen=True):
     kind: DifferenceClass
     index: str
     id: bytes
-    expected: tuple[Entry, ...] = ()
-    found: tuple[Entry, ...] = ()
+    expected: tuple[SliceEntry, ...] = ()
+    found: tuple[SliceEntry, ...] = ()
     version: VersionPlace | None = None
     held: dict[int, VersionPlace] = {}
     others: tuple[bytes, ...] = ()
