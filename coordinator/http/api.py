@@ -7,7 +7,6 @@ state. A change is answered when what it wrote is committed.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -40,7 +39,6 @@ from keytide.process.clock import now_ms
 from keytide.serving.docs import add_docs
 from keytide.serving.gate import Need, RequestGate
 
-log = logging.getLogger(__name__)
 PAGE = Path(__file__).parent / "page"
 _PAGE_HEADERS = {
     "Cache-Control": "no-cache",

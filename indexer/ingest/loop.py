@@ -11,7 +11,6 @@ soon as it and what lies below it are here.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from typing import Final
@@ -36,8 +35,6 @@ from keytide.kafka.topics import CatalogReader
 from keytide.process.clock import now_ms
 from keytide.settings.settings import Settings
 from keytide.wire.messages import SliceStatus, StabilityTimestamp
-
-log = logging.getLogger(__name__)
 
 IDLE_S: Final = 0.02
 """Longest wait for records in one pass."""

@@ -39,28 +39,6 @@ RETRY_S: Final = 0.1
 _EARLIEST, _LATEST = -2, -1
 
 
-def diverging(
-    settings: Settings,
-    topic: str,
-    places: Mapping[int, Place],
-    timeout: float,
-) -> dict[int, Place]:
-    """The partitions whose place is no longer on the log, with where the histories part. That the topic is
-    still the same one is the caller's to know.
-
-    Args:
-        places: partition -> next offset, and the epoch of the last record below it (-1 unknown: then only
-            the offset is held against the high watermark).
-
-    Raises:
-        KafkaUnavailableError: no answer within `timeout`.
-    """
-    deadline = time.monotonic() + timeout
-    epochs = {partition: place.epoch for partition, place in places.items()}
-    history = log_history(settings, topic, timeout, down_to=epochs, partitions=places)
-    return partings(settings, topic, history, places, deadline - time.monotonic())
-
-
 def partings(
     settings: Settings,
     topic: str,
@@ -68,10 +46,16 @@ def partings(
     places: Mapping[int, Place],
     timeout: float,
 ) -> dict[int, Place]:
-    """As `diverging`, of a history that was looked up.
+    """The partitions whose place is no longer on the log, with where the histories part. That the topic is
+    still the same one is the caller's to know.
 
     A place whose tail is of a later epoch than its last record is on the log if that record is, and nothing
     that can be read lies between: this is looked up where it matters.
+
+    Args:
+        history: of the topic, down to the epochs of the places.
+        places: partition -> next offset, and the epoch of the last record below it (-1 unknown: then only
+            the offset is held against the high watermark).
 
     Raises:
         KafkaUnavailableError: no answer within `timeout`.

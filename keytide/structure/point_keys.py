@@ -29,7 +29,6 @@ _TAIL: Final = _PLAIN[len(_HEAD) + 2 * _NUMBER :]
 LENGTH: Final = len(_PLAIN)
 _X: Final = len(_HEAD)
 _Y: Final = _X + _NUMBER
-_END: Final = _Y + _NUMBER
 _WRITTEN: Final = np.dtype(
     {
         "names": ["x_tag", "x", "y_tag", "y"],

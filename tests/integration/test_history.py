@@ -15,7 +15,7 @@ from coordinator.core.events import TopicSeen
 from coordinator.core.instructions import ConfirmTopic
 from coordinator.process.topic_ids import TopicIds
 from keytide.kafka.admin import KafkaUnavailableError, admin, delete_topic, describe_topics
-from keytide.kafka.history import diverging, log_history
+from keytide.kafka.history import log_history, partings
 from keytide.model.timestamp import Place
 from keytide.settings.settings import Settings, load_settings
 from keytide.wire.messages import HistoryLost
@@ -32,6 +32,13 @@ _names = itertools.count(1)
 TIMEOUT_S = 20.0
 PATIENT = {"log_level": 0, "transaction.timeout.ms": 600_000}
 """Of a writer whose transaction is open while brokers come and go: Kafka would end it after a minute."""
+
+
+def diverging(settings: Settings, topic: str, places: dict[int, Place], timeout_s: float) -> dict[int, Place]:
+    """The partitions whose place is no longer on the log, with where the histories part."""
+    epochs = {partition: place.epoch for partition, place in places.items()}
+    history = log_history(settings, topic, timeout_s, down_to=epochs, partitions=places)
+    return partings(settings, topic, history, places, timeout_s)
 
 
 @pytest.fixture(scope="module")

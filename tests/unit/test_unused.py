@@ -1,9 +1,10 @@
 """Nothing of the product is there that nothing of the product uses: top-level names, and methods. What tests
 alone need stands in tests.
 
-A name is used where it is loaded, as a variable or as an attribute of anything, or is said by a text that is
-this name and nothing else; not by being imported, nor within its own definition. So what is found is unused,
-but not all that is unused is found.
+A top-level name is used where its own module loads it, and where another one imports and loads it, or has it
+as an attribute of what it imports; a method where anything has an attribute of its name. Either may be said
+by a text that is this name and nothing else. It is not used within its own definition. So what is found is
+unused, but not all that is unused is found.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.unit.test_rooms import module_of
-from tests.unit.test_style import PRODUCT, ROOT, named, nodes, sources, texts, tree
+from tests.unit.test_style import PRODUCT, ROOT, named, nodes, sources, text_of, texts, tree
 
 OFFERED = ("keytide/client/", "streaming/source/", "pyspark_keytide/")
 """What users import: a page may be the only one that uses it."""
@@ -125,16 +126,37 @@ def shown() -> set[str]:
     return set(_WORD.findall(" ".join(code)))
 
 
+def taken(path: Path) -> set[str]:
+    """What a module has of others by importing it, or (by `getattr`) by its name."""
+    loaded = {node.id for node in nodes(path, ast.Name) if isinstance(node.ctx, ast.Load)}
+    imported = [alias for node in nodes(path, ast.Import) for alias in node.names]
+    imported += [alias for node in nodes(path, ast.ImportFrom) for alias in node.names]
+    bound = {alias.asname or alias.name.partition(".")[0] for alias in imported}
+    found = {alias.name for alias in imported if (alias.asname or alias.name) in loaded}
+    for node in nodes(path, ast.Attribute):
+        if isinstance(node.value, ast.Name) and node.value.id in bound:
+            found.add(node.attr)
+    if "getattr(" in text_of(path):
+        found |= {node.value for node in nodes(path, ast.Constant) if isinstance(node.value, str)}
+    return found
+
+
 def unused(paths: list[Path]) -> list[Definition]:
     used: Counter[str] = Counter()
     for path in paths:
         used.update(uses_of(path))
+    elsewhere = set().union(*map(taken, paths))
     found = []
     for path in paths:
+        local = uses(nodes(path, ast.Name), {})
         for one in definitions(path):
-            count = used[one.name]
+            if not one.within and one.name in elsewhere:
+                continue
+            count = (used if one.within else local)[one.name]
             if 0 < count < 10:  # (by itself, if at all)
-                count -= uses(ast.walk(one.node), aliases_of(path))[one.name]
+                kinds = (ast.Name, ast.Attribute, ast.Constant) if one.within else ast.Name
+                own = (node for node in ast.walk(one.node) if isinstance(node, kinds))
+                count -= uses(own, aliases_of(path) if one.within else {})[one.name]
             if not count and not overrides(one):
                 found.append(one)
     return found
@@ -156,6 +178,7 @@ def test_what_nothing_uses_is_not_there() -> None:
         "def lonely(): return lonely()",
         "LONELY = (1, 2)",
         "LONELY: Final = 1",
+        "LONELY = 1\n\nprint(one.LONELY, 'LONELY')",
         "async def lonely(): ...",
         "Lonely = tuple[int, str]",
         "class Lonely: ...",
