@@ -153,7 +153,7 @@ def _show_slices(title: str, slices: Sequence[JsonObject]) -> None:
         out.print(escape(text), highlight=False)
 
 
-def _held_by_others(slices: Sequence[Document]) -> dict[str, list[int]]:
+def _held_by_others(slices: Sequence[JsonObject]) -> dict[str, list[int]]:
     """What holds queues and is none of the copies in the table by its `queue_horizon` -> slices."""
     shown = {(one["slice"], one.get("queue_horizon")) for one in slices}
     found: dict[str, list[int]] = {}
