@@ -14,7 +14,7 @@ never change.
 
 R20, limits: `bounded` splits and groups segments into messages of at most about a number of bytes, at
 offset boundaries. One version that is larger alone stays whole here and goes out in parts
-(`keytide.wire.messages.split`).
+(`keytide.wire.parts.split`).
 """
 
 from __future__ import annotations

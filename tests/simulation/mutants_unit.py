@@ -114,8 +114,10 @@ class UnitMutant(NamedTuple):
         return list(inspect.signature(self.test).parameters)
 
     def where(self) -> str:
-        """The test, as pytest names it."""
-        return f"{self.test.__module__.replace('.', '/')}.py::{self.test.__qualname__.replace('.', '::')}"
+        """The test, as pytest names it. (Hypothesis has those that it made in place of them where it made
+        them: in a function of its own.)"""
+        name = self.test.__qualname__.rpartition("<locals>.")[2]
+        return f"{self.test.__module__.replace('.', '/')}.py::{name.replace('.', '::')}"
 
 
 UNIT_MUTANTS: list[UnitMutant] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,21 +18,38 @@ from pydantic import BaseModel
 
 from keytide.settings.settings import Settings
 from tests.reference import commands, errors, metrics, rest, settings
-from tests.simulation.table import faults
+from tests.simulation.killers import KILLERS
+from tests.simulation.table import BEGIN, END, faults, rows
 from tests.unit import test_pages
-from tests.unit.test_style import PACKAGES, PRODUCT, ROOT, named, nodes, sources, texts, tracked, tree
+from tests.unit.test_rooms import module_of
+from tests.unit.test_style import (
+    PACKAGES,
+    PRODUCT,
+    ROOT,
+    named,
+    nodes,
+    sources,
+    text_of,
+    texts,
+    tracked,
+    tree,
+)
 
 PROTOCOL = ROOT / "docs/protocol.md"
 ACCEPTANCE = ROOT / "docs/acceptance.md"
 ELSEWHERE = re.compile(r"\b(?:DESIGN|CONTRACT|ACCEPTANCE|TARGETS|PROTOCOL)\b")
 RULE = re.compile(r"\bR(\d+)(?: to R(\d+))?\b")
 DECISION = re.compile(r"\b(?:ADR |docs/adr/)(\d+)")
-NUMBERED = re.compile(r"[Aa]cceptance (\d+)")
-FILE = re.compile(r"`([\w./-]+\.(?:py|md|toml|txt))(?:::(\w+))?`")
+NUMBERED = re.compile(r"[Aa]cceptance \d+(?:(?:, (?:and )?| and | or | to )\d+)*")
+FILE = re.compile(r"`([\w./-]+\.(?:py|md|toml|txt))((?:::[\w<>]+)*)`")
+"""A file, and what is in it: `file.py::Class::name`."""
 SYMBOL = re.compile(
     r"`((?:keytide|projector|router|indexer|coordinator|streaming|deploy|tests)(?:\.(?!py`|md`|toml`)\w+)+)`"
 )
 SPAN = re.compile(r"`([^`\n]+)`")
+WITHIN = re.compile(r"`(\w+/[\w/.]+)` \((`[^()]+)\)|`(\w+/[\w/]+/)`: ((?:(?!`\w+/)[^|\n])+)")
+"""A file or folder with names in it: `path` (`name`, `name`), or `folder/`: `name` (`name`, `name`)."""
+NAME_OF = re.compile(r"`(\w+)` of `(\w+/[\w/]+\.py)`")
 FENCED = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 CLASS = re.compile(r"[A-Z][a-z0-9]+(?:[A-Z]\w*)+")
 CALL = re.compile(r"([\w.]+)\([^()]*\)")
@@ -42,8 +60,9 @@ PATH = re.compile(r"(?<![\w.}])/(?:internal/)?v1(?:/[\w.<>-]+|/\{[^}\s]+\})+")
 OF_OTHERS = {
     *("OffsetForLeaderEpoch", "DeleteRecords", "EventSource", "IncompleteRead", "RemoteProtocolError"),
     *("DataSourceReader.pushFilters", "pyspark.__version__", "ValidationError", "char", "increase", "avg"),
+    *("DataFrame.filter", "PythonDataSourceV2.readInfo", "http.disconnect"),
 }
-"""Names of Kafka's requests, of other libraries, of SQL and of Prometheus."""
+"""Names of Kafka's requests, of other libraries, of SQL, of Prometheus and of ASGI."""
 OF_OTHERS_BEGIN = (
     "kafka_",
     "jdk.",
@@ -54,9 +73,16 @@ OF_OTHERS_BEGIN = (
     "auto.",
     "message.",
     "cleanup.",
+    "bootstrap.",
+    "delete.",
+    "fetch.",
+    "log.cleaner.",
+    "min.",
     "ST_",
 )
 """What dotted names of others begin with: their settings and parts, a field of the examples' documents."""
+FILES = {"c", "json", "ndjson", "toml", "xml"}
+"""What names of files end with, beside those that `FILE` knows."""
 NEW = "keytide_index_entries"
 """The metric that CONTRIBUTING.md's first change adds: no process has it."""
 OF_ARROW = {f"keytide.{name}" for name in ("type", "column", "part", "index", "snapshot", "json", "error")}
@@ -74,9 +100,9 @@ def sections(page: Path, title: str) -> dict[int, str]:
 
 
 def numbers(pattern: re.Pattern[str], text: str) -> Iterator[int]:
-    """All numbers that a text cites, ends of ranges included."""
+    """All numbers that a text cites, those of lists and the ends of ranges included."""
     for found in pattern.finditer(text):
-        yield from (int(number) for number in found.groups() if number)
+        yield from map(int, re.findall(r"\d+", found[0]))
 
 
 def prose() -> Iterator[tuple[str, str]]:
@@ -115,7 +141,7 @@ def test_every_rule_says_why_where_and_what_shows_it() -> None:
     for number, text in rules.items():
         assert "*Without" in text, number
         assert re.search(r"`\w+/[\w/]+\.py`", text), number
-        assert re.search(r"Shown\s+by\s+`", text) or number == 16, number
+        assert re.search(r"Shown\s+by\s+`", text), number
 
 
 def test_every_planted_fault_of_a_rule_stands_beside_it() -> None:
@@ -130,6 +156,11 @@ def test_every_planted_fault_of_a_rule_stands_beside_it() -> None:
     assert told == {(name, number) for name, broken in planted.items() for number in broken}
 
 
+def test_the_table_of_planted_faults_is_that_of_the_simulation() -> None:
+    page = (ROOT / "docs/simulation.md").read_text()
+    assert page.split(BEGIN)[1].split(END)[0].strip().splitlines() == rows(KILLERS)
+
+
 # --- names between backquotes -------------------------------------------------------------------------------
 
 
@@ -138,7 +169,7 @@ def symbols() -> set[str]:
     """`module.name` and `module.Class.name` of everything that our packages define, and their modules."""
     found: set[str] = set()
     for path in sources(PACKAGES):
-        module = named(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        module = module_of(path)
         found.add(module)
         for node in tree(path).body:
             for name in _defined(node):
@@ -174,13 +205,20 @@ def defined() -> set[str]:
 
 @cache
 def members() -> dict[str, set[str]]:
-    """Name of a class -> what it, or a class of ours that it derives from, defines in its body."""
-    classes = {node.name: node for path in sources(PACKAGES) for node in nodes(path, ast.ClassDef)}
+    """Name of a class -> what it, or a class of ours that it derives from, defines in its body, and which
+    attributes it sets. Where tests have one of the same name, that of the product."""
+    paths = (*sources(PACKAGES), *sources(PRODUCT))
+    classes = {node.name: node for path in paths for node in nodes(path, ast.ClassDef)}
 
     def of(name: str) -> set[str]:
         if name not in classes:
             return set()
         own = {inner for node in classes[name].body for inner in _defined(node)}
+        own |= {
+            node.attr
+            for node in ast.walk(classes[name])
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        }
         bases = [base.value if isinstance(base, ast.Subscript) else base for base in classes[name].bases]
         return own.union(*(of(base.id) for base in bases if isinstance(base, ast.Name)))
 
@@ -189,10 +227,11 @@ def members() -> dict[str, set[str]]:
 
 @cache
 def constants() -> set[str]:
-    """Every string of the product's code, and of the simulation's, whose faults a page tells of."""
+    """Every string of the product's code, of the benchmarks' and of the simulation's, of whose scenarios and
+    faults pages tell."""
     return {
         node.value
-        for path in (*sources(PRODUCT), *(ROOT / "tests" / "simulation").glob("*.py"))
+        for path in (*sources((*PRODUCT, "benchmarks")), *(ROOT / "tests" / "simulation").glob("*.py"))
         for node in nodes(path, ast.Constant)
         if isinstance(node.value, str)
     }
@@ -219,11 +258,71 @@ def test_files_that_pages_name_are_there() -> None:
             if "/" not in file or file.startswith((".", "/")):
                 continue
             count += 1
-            path = next((p for p in (ROOT / file, page.parent / file) if p.exists()), None)
-            if path is None or (inner and f"def {inner}(" not in path.read_text()):
+            path = next((p.resolve() for p in (ROOT / file, page.parent / file) if p.exists()), None)
+            if path is None or not is_in(path, inner):
                 wrong.append((named(page), file, inner))
     assert count > 100
     assert wrong == []
+
+
+def is_in(path: Path, inner: str) -> bool:
+    """Whether a file has `::name` or `::Class::name` at its top: what pytest would find."""
+    return not inner or f"{module_of(path)}{inner.replace('::', '.')}" in symbols()
+
+
+@pytest.mark.parametrize(
+    ("inner", "there"),
+    [
+        ("::TestActivation::test_a_new_owner_waits_for_the_version_of_the_commit", True),
+        ("::TestActivation::test_a_new_owner_waits", False),
+        ("::test_a_new_owner_waits_for_the_version_of_the_commit", False),
+        ("::accept::<locals>::test_a_new_owner_waits_for_the_version_of_the_commit", False),
+    ],
+)
+def test_a_test_that_is_not_there_is_seen(inner: str, there: bool) -> None:
+    assert FILE.fullmatch(f"`tests/unit/test_tracker.py{inner}`")
+    assert is_in(ROOT / "tests/unit/test_tracker.py", inner) is there
+
+
+@cache
+def own(path: Path) -> set[str]:
+    """What a module defines itself, at its top and in its classes; not what it imports."""
+    return {
+        inner.rpartition(".")[2]
+        for node in tree(path).body
+        if not isinstance(node, ast.ImportFrom)
+        for inner in _defined(node)
+    }
+
+
+def lies_in(place: str, name: str) -> bool:
+    """Whether a file defines a name, or a folder has a module or folder of it, or a module that does."""
+    path = ROOT / place
+    if path.is_file():
+        return name in own(path) | {node.arg for node in nodes(path, ast.arg)}
+    modules = list(path.glob("*.py"))
+    there = {one.stem for one in modules} | {one.name for one in path.iterdir() if one.is_dir()}
+    return name in there or any(name in own(one) for one in modules)
+
+
+def test_names_that_pages_place_in_a_file_or_folder_are_there() -> None:
+    cited = []
+    for page in pages():
+        for found in WITHIN.finditer(page.read_text()):
+            place, inner = found[1] or found[3], NAME_OF.sub("", found[2] or found[4])
+            if (ROOT / place).exists() and not place.endswith((".md", ".toml")):
+                cited += [(named(page), place, name) for name in SPAN.findall(inner) if name.isidentifier()]
+        cited += [(named(page), place, name) for name, place in NAME_OF.findall(page.read_text())]
+    assert len(cited) > 40
+    assert [one for one in cited if not lies_in(one[1], one[2])] == []
+
+
+def test_a_name_in_another_folder_is_seen() -> None:
+    assert lies_in("indexer/scan_processes/", "PagePeers")
+    assert lies_in("indexer/scan_processes/core/", "pins")
+    assert not lies_in("indexer/scan_processes/", "pins")
+    assert not lies_in("indexer/scan_processes/", "_plain")
+    assert not lies_in("keytide/wire/messages.py", "split")
 
 
 def test_symbols_that_pages_name_are_there() -> None:
@@ -248,6 +347,122 @@ def unknown(text: str) -> bool:
     if first in members():
         return rest not in members()[first]
     return not _is_setting(name) and name.rpartition(".")[2] not in defined()
+
+
+# --- the same in the code -----------------------------------------------------------------------------------
+
+
+@cache
+def endings() -> set[str]:
+    """What our modules define by the last parts of its name, two at least: `module.name`, `room.module`."""
+    return {
+        ".".join(parts[at:])
+        for parts in (name.split(".") for name in symbols() if name.split(".")[0] in PRODUCT)
+        for at in range(len(parts) - 1)
+    }
+
+
+@cache
+def attributes() -> set[str]:
+    """What is written behind a dot of an object of ours: members of classes, and what is put there."""
+    found = set().union(*members().values())
+    for path in sources(PRODUCT):
+        found |= {node.attr for node in nodes(path, ast.Attribute) if isinstance(node.ctx, ast.Store)}
+    return found
+
+
+@cache
+def variables() -> set[str]:
+    """What functions call what they are given, and what they keep."""
+    return {
+        name
+        for path in sources(PRODUCT)
+        for name in (
+            *(node.arg for node in nodes(path, ast.arg)),
+            *(node.id for node in nodes(path, ast.Name) if isinstance(node.ctx, ast.Store)),
+            *(node.attr for node in nodes(path, ast.Attribute) if isinstance(node.ctx, ast.Store)),
+        )
+    }
+
+
+@cache
+def libraries() -> set[str]:
+    """What our modules import of others, by its own name and by the one that it has there."""
+    found = {
+        (module, alias)
+        for path in sources(PRODUCT)
+        for node in (*nodes(path, ast.Import), *nodes(path, ast.ImportFrom))
+        for alias in node.names
+        for module in [getattr(node, "module", alias.name)]
+    }
+    return {
+        name
+        for module, alias in found
+        if module.split(".")[0] not in PACKAGES
+        for name in (module, module.split(".")[0], alias.name, alias.asname or alias.name)
+    }
+
+
+@cache
+def modules() -> set[str]:
+    """What our modules and folders are called."""
+    return {part for path in sources(PRODUCT) for part in module_of(path).split(".")}
+
+
+def leads_nowhere(name: str) -> bool:
+    """Whether a dotted name in a docstring is none that there is. One of a package of ours is whole; others
+    are `module.name`, `Class.name`, a setting, an attribute of a variable, of another library or a file."""
+    first, _, rest = name.partition(".")
+    if name.rpartition(".")[2] in FILES or _is_setting(name) or name in OF_OTHERS | OF_ARROW | entry_points():
+        return False
+    if first in PACKAGES:
+        return name not in symbols()
+    if name in endings() | libraries() or name.startswith(OF_OTHERS_BEGIN):
+        return False
+    if first in members():
+        return rest not in members()[first]
+    if {first, rest} <= modules():
+        return True
+    return first not in libraries() and not (first in variables() and rest.split(".")[-1] in attributes())
+
+
+@cache
+def entry_points() -> set[str]:
+    """The groups by which our packages find one another."""
+    return set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"])
+
+
+def test_dotted_names_in_the_code_are_there() -> None:
+    """Between backquotes: in docstrings and comments, and in messages."""
+    cited = [
+        (named(path), name)
+        for path in sources(PRODUCT)
+        for name in SPAN.findall(text_of(path))
+        if DOTTED.fullmatch(name)
+    ]
+    assert len(cited) > 400
+    assert [(path, name) for path, name in cited if leads_nowhere(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "nowhere"),
+    [
+        ("keytide.wire.parts.split", False),
+        ("keytide.wire.messages.split", True),
+        ("validation.core.verdicts", False),
+        ("validation.verdicts", True),
+        ("fold.OWNER_KEY", False),
+        ("Speakers.check", False),
+        ("Speakers.chek", True),
+        ("scan.max_query_bytes", False),
+        ("scan.max_qwery_bytes", True),
+        ("catalog.offset", False),
+        ("catalog.offzet", True),
+        ("time.monotonic", False),
+    ],
+)
+def test_a_dotted_name_that_leads_nowhere_is_seen(name: str, nowhere: bool) -> None:
+    assert leads_nowhere(name) is nowhere
 
 
 def defined_builtins() -> set[str]:

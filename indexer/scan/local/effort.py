@@ -47,7 +47,7 @@ TURN_S: Final = 0.04
 LONGEST_TURN_S: Final = 0.2
 """How long it is while nobody waits for a turn."""
 PART_S: Final = 0.00025
-"""What the event loop waits for the interpreter at most is about the same (`serving.SWITCH_INTERVAL_S`)."""
+"""About what the event loop waits for the interpreter at most (`serve.process.SWITCH_INTERVAL_S`)."""
 REST_S: Final = 0.002
 HELD_S: Final = 0.005
 """How long one thread works before the next one does, while nobody else is about."""

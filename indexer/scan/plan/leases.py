@@ -13,7 +13,7 @@ never firm: so a first page always has room. When all other places are firm, who
 oldest for somebody who has fewer, else it is 503.
 
 Every slice that a token names keeps the snapshot (a restart loses it). Most leases come with the read itself
-(`ReadPaging.lease_ms`); `holds.keep_everywhere` takes the others.
+(`ReadPaging.lease_ms`); `HoldRegistry.keep` takes the others.
 """
 
 from __future__ import annotations
