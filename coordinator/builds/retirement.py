@@ -2,9 +2,10 @@
 
 Projectors emit for an index until they have activated a newer catalog version, and an emitting projector
 needs the topics. So the record changes first (state, and as its `version` the one that ends emission), nodes
-give their slices up at once, and the topics go when every source partition reports that version (R19), or
-when nobody has owned it for a while. Then a dropped index's record goes too; that of a cancelled or failed
-one gets version 0 and can be built again.
+give their slices up at once, and the topics go when every source partition reports that version (R19, of
+layouts R51: a projector that cannot send to one index stops for all of its keyspace), or when nobody has
+owned it for a while. Then a dropped index's record goes too; that of a cancelled or failed one gets version 0
+and can be built again.
 """
 
 from __future__ import annotations

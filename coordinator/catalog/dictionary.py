@@ -72,7 +72,8 @@ class Dictionary:
             self._pending[key] = None
 
     def use_protocol(self, version: int, what: str, without: str = "") -> None:
-        """Have the cluster use a version of the protocol from now on.
+        """Have the cluster use a version of the protocol from now on, by the same write as what needs it
+        (R52).
 
         Args:
             what, without: as in `Speakers.check`.
@@ -115,7 +116,9 @@ class Dictionary:
         """Add an index, which no build is to make yet.
 
         Args:
-            replaces: id of the one whose name it is to take over.
+            replaces: id of the one whose name it is to take over. The new one has another id than any before,
+                given-up ones included: projectors that have not read of the end of such a one still send into
+                the queue of its id (R50).
 
         Raises:
             UpgradeNeededError: as `use_protocol_of`.

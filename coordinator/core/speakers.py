@@ -1,6 +1,6 @@
 """Who speaks which version of the protocol (`keytide.model.protocol`), as the leader has heard it. Pure.
 
-Theory of operation. A version may be used when everybody who is expected speaks it: the nodes that the
+Theory of operation. A version may be used when everybody who is expected speaks it (R52): the nodes that the
 dictionary names, live or not (each by what it last said), without those that are drained and gone; the
 projectors that were last heard of the partitions which are read; the drivers of builds and jobs under way. A
 projector that this leader has not heard yet is in no record, and not counted; nor are gateways, which report

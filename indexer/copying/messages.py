@@ -2,7 +2,7 @@
 
 A request names the copy, the generation (the commit that it has rows of, see `StoreExport`), and the last row
 that it has. Its answer is the rows behind. The checksum covers all that either of them names, so that an
-answer to another request, one that came late or twice, is never taken for the one that is waited for.
+answer to another request, one that came late or twice, is never taken for the one that is waited for (R40).
 """
 
 from __future__ import annotations

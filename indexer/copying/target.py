@@ -1,9 +1,9 @@
 """The node that fills a copy: what it asks next, and what becomes of the answer. Pure but for the store that
 it fills.
 
-Rows of two commits never come together. A filling has the generation that it has rows of, every request
-names it, and answers of another one are refused. When it is gone the copy begins again, with nothing, as the
-first answer of the new one comes.
+Rows of two commits never come together, for they would be a state that the slice never had (R40). A filling
+has the generation that it has rows of, every request names it, and answers of another one are refused. When
+it is gone the copy begins again, with nothing, as the first answer of the new one comes.
 
 What lies behind an answer can be asked for while that is put on the disk.
 """

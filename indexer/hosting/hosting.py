@@ -16,9 +16,9 @@ under that one it begins anew. As long as its build goes on, a damaged slice beg
 folder that cannot be opened for now (the disk is full) is tried again.
 
 So it is with copies: the dictionary names the one that a node is to have of a slice, and another one is as
-good as none. Only a copy whose own record is there is filled, from that of another node (`filling`), and runs
-when it is whole, whether it counts yet or not. One that leaves goes on as before, until the dictionary names
-it no more.
+good as none (R48). Only a copy whose own record is there is filled, from that of another node (`filling`),
+and runs when it is whole, whether it counts yet or not. One that leaves goes on as before, until the
+dictionary names it no more.
 
 Rollbacks of a keyspace are told to its slices here, after builds that began again because of them. The node's
 memory for what is heard is shared out evenly.

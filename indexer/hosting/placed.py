@@ -70,7 +70,8 @@ def placed_here(catalog: Catalog, node: str) -> dict[SliceKey, Placed]:
 
 def may_begin(placed: Placed, slice_number: int, catalog: Catalog) -> bool:
     """Whether a build is there that fills the slice from nothing: its index's, or one of its own. A copy that
-    was ever filled from another one, or leaves, is never begun empty."""
+    was ever filled from another one, or leaves, is never begun empty: its queue may have been trimmed of what
+    it lacks (R48)."""
     if placed.filling is not None or placed.leaving is not None or placed.copy:
         return False
     record = placed.record

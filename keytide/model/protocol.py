@@ -1,10 +1,11 @@
 """The versions of the protocol: what processes of neighbouring releases must know of one another. Pure.
 
 Messages and records only grow: what a reader does not know it leaves out. Where that would be wrong, because
-who leaves it out does something else than the others, a new version begins here. Every node, projector and
-driver says in its reports up to which version it speaks; the coordinator has the cluster use a version when
-all of them do, and something is asked for that needs it (`coordinator.core.speakers`). What is in use stands
-in the dictionary (`ClusterRecord.protocol`) and is never lowered: what was written under it is still there.
+who leaves it out does something else than the others, a new version begins here (R52). Every node, projector
+and driver says in its reports up to which version it speaks; the coordinator has the cluster use a version
+when all of them do, and something is asked for that needs it (`coordinator.core.speakers`). What is in use
+stands in the dictionary (`ClusterRecord.protocol`) and is never lowered: what was written under it is still
+there.
 
 | version | what it brought |
 | --- | --- |

@@ -144,6 +144,17 @@ def test_every_rule_says_why_where_and_what_shows_it() -> None:
         assert re.search(r"Shown\s+by\s+`", text), number
 
 
+def test_every_rule_is_cited_by_a_module_that_it_names() -> None:
+    """Whoever changes what carries a rule out reads there which, and why."""
+    uncited = {
+        number: modules
+        for number, text in sections(PROTOCOL, "R").items()
+        for modules in [re.findall(r"`(\w+/[\w/]+\.py)`", text.partition("Shown")[0])]
+        if not any(re.search(rf"\bR{number}\b", text_of(ROOT / module)) for module in modules)
+    }
+    assert uncited == {}
+
+
 def test_every_planted_fault_of_a_rule_stands_beside_it() -> None:
     rules = sections(PROTOCOL, "R")
     planted = {name: set(re.findall(r"\bR(\d+)", broken)) for name, broken in faults()}
