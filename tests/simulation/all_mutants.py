@@ -8,9 +8,11 @@ from tests.simulation import (  # noqa: F401 - add their own
     mutants_heartbeats,
     mutants_layouts,
     mutants_range,
+    mutants_releases,
     mutants_repair,
     mutants_retention,
     mutants_rollback,
+    mutants_sums,
     mutants_tables,
     mutants_unique,
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from coordinator.builds.rebuild import Rebuilds
 from coordinator.copies.copies import Copies
 from coordinator.copies.leaving import LeavingCopies
 from coordinator.copies.reports import CopyReports
@@ -20,11 +21,12 @@ from keytide.catalog.copies import CopyRecord
 from keytide.catalog.records import IndexRecord
 from streaming.verify.slices import SliceClient
 from tests.simulation.mutants import mutant
-from tests.simulation.mutants_unit import unit_mutant
+from tests.simulation.mutants_unit import RARE, unit_mutant
 from tests.simulation.planting import Patches
 from tests.unit import (
     test_copies_filling,
     test_copies_lost,
+    test_copies_rebuild,
     test_copies_trimming,
     test_copying,
     test_verify_slices,
@@ -132,3 +134,31 @@ def never_count_again(patches: Patches) -> None:
 )
 def compare_one_copy(patches: Patches) -> None:
     patches.put(SliceClient, "apart", lambda self, *_: iter(()))
+
+
+@unit_mutant(
+    "R46",
+    "a slice is rebuilt although a copy of it came back before that began",
+    "what is rebuilt there is right as well",
+    test_copies_rebuild.test_a_copy_whose_node_comes_back_before_it_begins_is_kept,
+)
+def rebuild_what_came_back(patches: Patches) -> None:
+    patches.put(Rebuilds, "_spare", lambda self, record, now: [])
+
+
+@unit_mutant(
+    "R49",
+    "a leader trims by the word of nodes that have read what its successor wrote",
+    RARE,
+    test_copies_trimming.test_by_no_word_of_a_node_that_has_read_more_than_this_leader_has_written,
+)
+def trim_by_what_is_not_known(patches: Patches) -> None:
+    def status(self: Trimmer, *arguments: Any) -> Any:
+        dictionary = self._registry.dictionary
+        written, dictionary.written = dictionary.written, 1 << 62
+        try:
+            return _status(self, *arguments)
+        finally:
+            dictionary.written = written
+
+    _status = patches.put(Trimmer, "_status", status)

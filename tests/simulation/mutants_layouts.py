@@ -7,6 +7,8 @@ from typing import Any
 
 from coordinator.builds import admission
 from coordinator.builds.builds import Builds
+from coordinator.builds.retirement import Retirement
+from coordinator.catalog.dictionary import Dictionary
 from coordinator.copies.reports import CopyReports
 from coordinator.core.nodes import HeardNodes
 from coordinator.layouts import layouts
@@ -20,7 +22,7 @@ from streaming.backfill.seed import Sending
 from streaming.slices.entries import SliceEntries
 from streaming.slices.pins import Pin, PinnedSlices
 from tests.simulation.mutants import mutant
-from tests.simulation.mutants_unit import unit_mutant
+from tests.simulation.mutants_unit import RARE, unit_mutant
 from tests.simulation.planting import Patches
 from tests.unit import test_layout_seeds, test_layouts, test_query_changes
 
@@ -134,3 +136,36 @@ def keep_cancelled_layouts(patches: Patches) -> None:
         return [] if index.state == "DEFERRED" else _new(self, index, *others)
 
     _new = patches.put(Layouts, "_new", new)
+
+
+@unit_mutant(
+    "R50",
+    "a layout has the id of the one that was given up before it",
+    RARE,
+    test_layouts.test_a_build_that_is_cancelled_takes_its_layout_with_it,
+)
+def use_ids_again(patches: Patches) -> None:
+    def define(self: Dictionary, *of: Any, replaces: str = "") -> IndexRecord:
+        number = self._next_number
+        if replaces:
+            self._next_number = int(replaces.rpartition("-")[2]) + 1
+        try:
+            found: IndexRecord = _define(self, *of, replaces=replaces)
+            return found
+        finally:
+            self._next_number = max(number, self._next_number)
+
+    _define = patches.put(Dictionary, "define", define)
+
+
+@unit_mutant(
+    "R51",
+    "queues of a layout go at once",
+    RARE,
+    test_layouts.test_the_old_layout_answers_until_the_new_one_is_ready_and_then_goes,
+)
+def delete_layouts_at_once(patches: Patches) -> None:
+    def deactivated(self: Retirement, index: IndexRecord, *others: Any) -> bool:
+        return bool(index.replaced_by) or bool(_deactivated(self, index, *others))
+
+    _deactivated = patches.put(Retirement, "_deactivated", deactivated)

@@ -142,6 +142,9 @@ def test_every_rule_says_why_where_and_what_shows_it() -> None:
         assert "*Without" in text, number
         assert re.search(r"`\w+/[\w/]+\.py`", text), number
         assert re.search(r"Shown\s+by\s+`", text), number
+        shown = FILE.findall(text.partition("Shown")[2])
+        bare = [file for file, inner in shown if file.startswith("tests/") and not inner]
+        assert bare == [], f"R{number}: a planted fault or a test shows it, and not a file"
 
 
 def test_every_rule_is_cited_by_a_module_that_it_names() -> None:
@@ -402,7 +405,9 @@ def libraries() -> set[str]:
     found = {
         (module, alias)
         for path in sources(PRODUCT)
-        for node in (*nodes(path, ast.Import), *nodes(path, ast.ImportFrom))
+        for node in list[ast.Import | ast.ImportFrom](
+            (*nodes(path, ast.Import), *nodes(path, ast.ImportFrom))
+        )
         for alias in node.names
         for module in [getattr(node, "module", alias.name)]
     }
