@@ -41,7 +41,7 @@ LONGEST_FIRST = (
 workers with nothing to do."""
 
 OF_THE_REPOSITORY = frozenset(
-    {"glossary", "kafka_clients", "pages", "patterns", "reference", "references", "rooms", "style"}
+    {"glossary", "kafka_clients", "pages", "patterns", "reference", "references", "rooms", "style", "unused"}
 )
 """Files of `unit/` that read the whole repository: one worker does so, once (`test_style.nodes`)."""
 

@@ -16,10 +16,14 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from tests.conftest import OF_THE_REPOSITORY
 from tests.unit.test_style import PACKAGES, PRODUCT, nodes, sources, text_of, texts
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PRE_COMMIT = (ROOT / ".pre-commit-config.yaml").read_text()
+BESIDE = {"dependencies", "examples", "scan_way", "site"}
+"""Files of `unit/` that hold rules of the repository, and do not read all of it."""
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 BUILDS = PROJECT["build-system"]["requires"]
 
@@ -125,9 +129,10 @@ def test_the_connectors_release_is_said_alike_where_spark_fetches_it_itself() ->
 
 
 def test_the_configuration_of_pre_commit_can_be_read_and_runs_what_make_check_runs() -> None:
-    file = ROOT / ".pre-commit-config.yaml"
     done = subprocess.run(
-        [sys.executable, "-m", "pre_commit", "validate-config", str(file)], capture_output=True, text=True
+        [sys.executable, "-m", "pre_commit", "validate-config", str(ROOT / ".pre-commit-config.yaml")],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout
     makefile = (ROOT / "Makefile").read_text()
@@ -135,4 +140,29 @@ def test_the_configuration_of_pre_commit_can_be_read_and_runs_what_make_check_ru
         r"^\t\$\(BIN\)/([a-z-]+(?: (?:format|check))?)", makefile[: makefile.index("\ntest:")], re.M
     )
     assert {"ruff format", "ruff check", "mypy", "lint-imports"} <= set(tools)
-    assert [tool for tool in tools if f".venv/bin/{tool}" not in file.read_text()] == []
+    assert [tool for tool in tools if f".venv/bin/{tool}" not in PRE_COMMIT] == []
+
+
+def hook(name: str) -> str:
+    """What pre-commit's configuration says of a hook."""
+    return PRE_COMMIT.partition(f"- id: {name}\n")[2].partition("- id: ")[0]
+
+
+def test_pre_commit_tries_the_rules_of_the_repository_whatever_was_changed() -> None:
+    tried = re.findall(r"tests/unit/test_(\w+)\.py", hook("rules"))
+    assert len(tried) == len(set(tried))
+    assert set(tried) == OF_THE_REPOSITORY | BESIDE
+    assert [name for name in tried if not (ROOT / f"tests/unit/test_{name}.py").exists()] == []
+    assert "files:" not in hook("rules")
+
+
+def test_pre_commit_tries_what_was_changed_of_each_folder_that_make_check_runs() -> None:
+    """Of the simulation all: what tells of a changed planted fault is another file."""
+    fast = re.search(r"^FAST := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert fast
+    patterns = re.findall(r"files: (\S+)", PRE_COMMIT)
+    files = [path.relative_to(ROOT) for folder in fast[1].split() for path in (ROOT / folder).glob("*.py")]
+    tried = [one for one in files if one.name.startswith("test_") or one.parent.name == "simulation"]
+    assert len(tried) > 200
+    assert [one for one in tried if not any(re.search(of, one.as_posix()) for of in patterns)] == []
+    assert "pytest -q tests/simulation/test_mutants.py" in hook("simulation")
