@@ -21,7 +21,7 @@ from keytide.catalog.copies import CopyRecord
 from keytide.catalog.records import IndexRecord
 from streaming.verify.slices import SliceClient
 from tests.simulation.mutants import mutant
-from tests.simulation.mutants_unit import RARE, unit_mutant
+from tests.simulation.mutants_unit import unit_mutant
 from tests.simulation.planting import Patches
 from tests.unit import (
     test_copies_filling,
@@ -149,7 +149,7 @@ def rebuild_what_came_back(patches: Patches) -> None:
 @unit_mutant(
     "R49",
     "a leader trims by the word of nodes that have read what its successor wrote",
-    RARE,
+    "nothing is wrong or stuck in 100 histories",
     test_copies_trimming.test_by_no_word_of_a_node_that_has_read_more_than_this_leader_has_written,
 )
 def trim_by_what_is_not_known(patches: Patches) -> None:

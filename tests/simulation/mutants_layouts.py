@@ -22,9 +22,13 @@ from streaming.backfill.seed import Sending
 from streaming.slices.entries import SliceEntries
 from streaming.slices.pins import Pin, PinnedSlices
 from tests.simulation.mutants import mutant
-from tests.simulation.mutants_unit import RARE, unit_mutant
+from tests.simulation.mutants_unit import unit_mutant
 from tests.simulation.planting import Patches
 from tests.unit import test_layout_seeds, test_layouts, test_query_changes
+
+SAME = 1 << 30
+"""A number that no other id has."""
+UNSEEN = "nothing is wrong or stuck in 100 histories"
 
 
 @mutant("R45, at once", "a layout goes whoever reads from it", faults=("late-control", "lost-report"))
@@ -141,19 +145,19 @@ def keep_cancelled_layouts(patches: Patches) -> None:
 @unit_mutant(
     "R50",
     "a layout has the id of the one that was given up before it",
-    RARE,
+    UNSEEN,
     test_layouts.test_a_build_that_is_cancelled_takes_its_layout_with_it,
 )
 def use_ids_again(patches: Patches) -> None:
     def define(self: Dictionary, *of: Any, replaces: str = "") -> IndexRecord:
         number = self._next_number
         if replaces:
-            self._next_number = int(replaces.rpartition("-")[2]) + 1
+            self._next_number = SAME
         try:
             found: IndexRecord = _define(self, *of, replaces=replaces)
             return found
         finally:
-            self._next_number = max(number, self._next_number)
+            self._next_number = number + 1
 
     _define = patches.put(Dictionary, "define", define)
 
@@ -161,7 +165,7 @@ def use_ids_again(patches: Patches) -> None:
 @unit_mutant(
     "R51",
     "queues of a layout go at once",
-    RARE,
+    UNSEEN,
     test_layouts.test_the_old_layout_answers_until_the_new_one_is_ready_and_then_goes,
 )
 def delete_layouts_at_once(patches: Patches) -> None:
