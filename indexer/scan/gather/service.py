@@ -178,7 +178,7 @@ class ScanService:
         check: PageCheck | None,
     ) -> Gathered:
         """A page; with its rows' versions, if they are to be validated."""
-        gathered = await page_of(target, self.shared, maker.rows, after, reverse, limit, offset)
+        gathered = await page_of(target, self.shared, maker.page, after, reverse, limit, offset)
         if check is not None:
             await check.ask_versions(target, gathered.entries)
         return gathered

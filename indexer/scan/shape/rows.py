@@ -2,12 +2,20 @@
 
 Numbers are written as they are, integers of any size exactly. But an expression may give an integer (`n * n`)
 that has more digits than Python writes, and than JSON readers take: that is told, and is nobody's bug.
+
+`RowMaker.rows` makes rows one by one, whatever they are. A page of a covering index is a few runs of entries
+as a rule, whose keys differ in a number at their end or not at all: `RowMaker.page` writes the JSON of such a
+run at once, to the same bytes, in less than half the time.
 """
 
 from __future__ import annotations
 
-import itertools
+import string
+import struct
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import chain, starmap
+from operator import gt, itemgetter, lt
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +23,7 @@ import msgspec
 from indexer.scan.peer.messages import Entry
 from indexer.scan.plan.selection import Shape
 from keytide.collation import MISSING, Value, apply_forms, decode_key, decode_keys, to_json_value
+from keytide.collation.layout import TAG_NUMBER
 from keytide.errors import CallerError
 from keytide.model.entry import unpack_keyed_value, unpack_value
 from keytide.structure.place_columns import decoded_places
@@ -22,6 +31,15 @@ from keytide.structure.place_columns import decoded_places
 ALL_COLUMNS: Final = ("key", "id", "include")
 _encoder: Final = msgspec.json.Encoder()
 _NO_COLUMNS: Final = msgspec.Raw(b"{}")
+_NUMBER: Final = bytes([TAG_NUMBER])
+_NUMBER_BYTES: Final = 10
+"""Of a non-negative number that is a double: the tag, the double, and 0 for no residual."""
+_AS_IT_IS: Final = f"{string.digits}{string.ascii_letters} !#$%&'()*+,-./:;<=>?@[]^_`{{|}}~".encode()
+"""Characters of a string that JSON has as they are."""
+_FEW: Final = 12
+"""A run of fewer rows takes as long as its rows one by one."""
+_IN_VAIN: Final = 2
+"""After so many looks for a run in vain the rest of a page is made row by row."""
 
 
 class RowMaker:
@@ -40,6 +58,25 @@ class RowMaker:
         self._key = "key" in wanted
         self._id = "id" in wanted
         self._include = "include" in wanted and shape.includes
+        special = shape.descending or shape.structure.has_places or shape.structure.key_in_value
+        self._plain = self._key and self._id and not self._include and not special
+
+    def page(self, entries: Sequence[Entry]) -> list[Any]:
+        """The JSON of `rows`, sooner of entries in order, or in reverse: a run of rows is one element, with
+        the commas between them."""
+        if not self._plain or any(map(itemgetter(1), entries)):
+            return self.rows(entries)
+        keys = [key for key, _ in entries]
+        made: list[Any] = []
+        at = done = in_vain = 0
+        while at < len(keys) and in_vain < _IN_VAIN:
+            end, written = _run(keys, at, self._parts)
+            if written:
+                made += [*self.rows(entries[done:at]), msgspec.Raw(written)]
+                done = end
+            in_vain += not written
+            at = end
+        return made + self.rows(entries[done:])
 
     def rows(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
         """Rows, ready for `msgspec.json`, one per entry. Rows may share a list of parts."""
@@ -49,7 +86,7 @@ class RowMaker:
         if self._structure.has_places:
             return self._rows_of_places(entries)
         if self._structure.key_in_value:
-            entries = itertools.starmap(self._structure.in_full, entries)
+            entries = starmap(self._structure.in_full, entries)
         entries = list(entries)
         decoded = decode_keys([key for key, _ in entries], parts, descending)
         for (entry_key, value), (found, end) in zip(entries, decoded, strict=True):
@@ -93,6 +130,51 @@ class RowMaker:
                 row["include"] = _NO_COLUMNS if include is None else msgspec.Raw(include)
             made.append(row)
         return made
+
+
+def _run(keys: Sequence[bytes], at: int, parts: int) -> tuple[int, bytes]:
+    """The rows of a run of keys that share all parts but the last one, a number, or all parts.
+
+    Args:
+        keys: of an index without directions.
+        at: where it begins.
+
+    Returns:
+        Where it ends, and its rows with commas between them; or b"" of what is to be made by `RowMaker.rows`,
+        for it is no run, or not in order, or has anything that is not written as plainly.
+    """
+    first = keys[at]
+    known, start = decode_key(first, parts - 1)
+    numbers = first[start : start + 1] == _NUMBER
+    if not numbers:
+        known, start = decode_key(first, parts)
+    head, few = first[:start], at + _FEW
+    if few > len(keys) or not keys[few - 1].startswith(head):
+        return min(few, len(keys)), b""
+    end = len(keys)
+    if not keys[-1].startswith(head):
+        end = bisect_left(keys, True, few, key=lambda one: not one.startswith(head))
+    run, count = keys[at:end], end - at
+    if not (all(map(lt, run, run[1:])) or all(map(gt, run, run[1:]))):
+        return end, b""  # (else all have the head that the first and the last one have)
+    id_at = start + _NUMBER_BYTES if numbers else start
+    ids = list(map(itemgetter(slice(id_at, None)), run))
+    if MISSING in known or b"".join(ids).translate(None, _AS_IT_IS):
+        return end, b""
+    if not numbers:
+        row = b'{"key":' + encode(known) + b',"id":"'
+        return end, row + (b'"},' + row).join(ids) + b'"}'
+    lasts = b"".join(map(itemgetter(slice(start, id_at)), run))
+    if (
+        len(lasts) != count * _NUMBER_BYTES
+        or lasts[::_NUMBER_BYTES].count(_NUMBER) != count
+        or lasts[_NUMBER_BYTES - 1 :: _NUMBER_BYTES].count(0) != count
+    ):
+        return end, b""
+    doubles: Iterable[float] = chain.from_iterable(struct.iter_unpack(">xdx", lasts))
+    texts = encode([int(one) if one.is_integer() else one for one in doubles])[1:-1].split(b",")
+    row = b'{"key":' + encode(known)[:-1] + (b"," if known else b"")
+    return end, row + (b'"},' + row).join(map(b'],"id":"'.join, zip(texts, ids, strict=True))) + b'"}'
 
 
 class TooManyDigitsError(CallerError):
