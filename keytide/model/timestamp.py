@@ -80,7 +80,7 @@ class Timestamp(msgspec.Struct, frozen=True, array_like=True):
 
     def same_cut(self, other: Timestamp) -> bool:
         """Whether both name the same offsets."""
-        return self is other or (self.covers(other) and other.covers(self))
+        return self == other or (self.covers(other) and other.covers(self))  # (equal is soon told)
 
     def merge_max(self, other: Timestamp) -> Timestamp:
         """The earliest timestamp that covers both."""

@@ -66,14 +66,15 @@ _T = TypeVar("_T")
 
 
 class _LookedUp(NamedTuple):
-    """A snapshot, what its slices say of it, the structure of its index, and under which dictionary it was
-    checked."""
+    """A snapshot, the structure of its index, what its slices say of it, under which dictionary it was
+    checked, and the newest numbers that the replies tell, slice by slice."""
 
     snapshot: JointSnapshot
     structure: Structure
     replies: Mapping[int, SliceReply]
     catalog: Catalog
     offset: int
+    newest: list[int]
 
 
 def _remember(known: dict[_Key, _T], key: _Key, value: _T) -> None:
@@ -225,13 +226,12 @@ class JointReads:
 
     def _replies(self, key: _Key, one: _LookedUp) -> Mapping[int, SliceReply]:
         """What the slices say: the same as last time, unless one has committed since."""
-        newest = {number: self._view.newest(key[0], number) for number in one.replies}
-        if all(reply.newest == newest[number] for number, reply in one.replies.items()):
+        newest = [self._view.newest(key[0], number) for number in key[1]]
+        if newest == one.newest:
             return one.replies
-        replies = {
-            number: structs.replace(reply, newest=newest[number]) for number, reply in one.replies.items()
-        }
-        self._known[key] = one._replace(replies=replies)
+        told = zip(one.replies.values(), newest, strict=True)
+        replies = {reply.slice: structs.replace(reply, newest=number) for reply, number in told}
+        self._known[key] = one._replace(replies=replies, newest=newest)
         return replies
 
     def _holds(self, one: _LookedUp) -> bool:
@@ -259,7 +259,8 @@ class JointReads:
         replies = {
             one: SliceReply(one, number, first, [], True, 0, False, number, incarnation) for one in slices
         }
-        found = _LookedUp(snapshot, record.definition.structure, replies, catalog, offset)
+        newest = [0] * len(slices)
+        found = _LookedUp(snapshot, record.definition.structure, replies, catalog, offset, newest)
         _remember(self._known, key, found)
         return found
 
