@@ -460,6 +460,15 @@ def test_copies_in_a_token_are_read_as_they_were_written() -> None:
     assert {number: node for node, slices in written for number in slices} == {0: "b", 1: "c", 2: "a", 3: "b"}
 
 
+@pytest.mark.parametrize("there", [["a"], ["b", "a"]])
+def test_slices_at_the_same_nodes_are_named_together(there: list[str]) -> None:
+    copies = {number: list(there) for number in (5, 0, 3)}
+    assert by_node(copies) == [(node, [5, 0, 3]) for node in there]
+    more = by_node(copies | {4: ["c"]})
+    assert more == [(there[0], [5, 0, 3]), ("c", [4]), *((node, [5, 0, 3]) for node in there[1:])]
+    assert by_node({}) == by_node({1: []}) == []
+
+
 def test_the_slow_are_hedged_within_a_budget_and_the_silent_asked_last() -> None:
     health = PeerHealth()
     for _ in range(100):

@@ -20,8 +20,8 @@ from indexer.scan.plan.errors import (
     UnknownIndexError,
 )
 from indexer.scan.plan.leases import TooManyLeasesError
-from indexer.scan.plan.selection import Shape, slices_of
-from indexer.scan.plan.tokens import InvalidTokenError, SessionToken, saw_tip, sign, tip_of, verify
+from indexer.scan.plan.selection import Shape, Stamp, slices_of
+from indexer.scan.plan.tokens import InvalidTokenError, Seen, SessionToken, saw_tip, sign, tip_of, verify
 from indexer.scan.plan.waiting import ReaderGoneError
 from indexer.scan.request.request import CountRequest, ScanRequest
 from keytide.catalog.catalog import Catalog
@@ -231,6 +231,23 @@ def test_many_tokens_of_one_snapshot_need_one_lease() -> None:
             assert len((await ask(services["n0"], page=page["page"]))["rows"]) == 7
 
     run(test, world, ScanSettings.model_validate({"max_leases": 1}))
+
+
+def test_a_session_token_is_of_what_was_seen_and_of_its_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one is remembered, and given to who has seen the same."""
+    world = World(BY_CITY)
+    stamp = Stamp(10, 0, Timestamp(), 0)
+
+    async def test(services: ByNode) -> None:
+        shared = services["n0"].shared
+        for secret in (b"s" * 32, b"t" * 32, b"s" * 32):
+            monkeypatch.setattr(shared.directory, "secret", lambda secret=secret: secret)
+            for number in (10, 11, 11, 10):
+                each: list[Seen] = [{"users": (number, 0)}, {"users": (number, 1)}, {"u": (number, 0)}, {}]
+                for seen in each:
+                    assert shared.head(stamp, seen)["session"] == sign(SessionToken(seen), secret)
+
+    run(test, world)
 
 
 def test_a_page_token_is_of_one_index_and_of_one_cluster() -> None:

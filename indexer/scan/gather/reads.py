@@ -104,6 +104,8 @@ class Reads:
         self._wall = wall
         self._timestamp: Timestamp | None = None
         self._timestamp_json = msgspec.Raw(b"{}")
+        self._session: tuple[object, ...] = ()
+        self._session_token = ""
         view.on_published(self.notifier.tell)
 
     def _less_busy(self, replicas: Sequence[str]) -> str:
@@ -215,10 +217,13 @@ class Reads:
         timestamp = stamp.timestamp
         if timestamp is not self._timestamp:  # the same for many scans, and written once
             self._timestamp, self._timestamp_json = timestamp, msgspec.Raw(encode(timestamp.as_json()))
+        secret = self.directory.secret()
+        if self._session != (session := (secret, *seen.items())):  # (so, too)
+            self._session, self._session_token = session, sign(SessionToken(seen), secret)
         return {
             "snapshot": None if stamp.number == TIP else stamp.number,
             "timestamp": self._timestamp_json,
-            "session": sign(SessionToken(seen), self.directory.secret()),
+            "session": self._session_token,
             "staleness_ms": max(0, self._wall() - stamp.fresh_at) if stamp.fresh_at else None,
         }
 

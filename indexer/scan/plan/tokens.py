@@ -108,6 +108,8 @@ class KeyedPageToken(PageToken, frozen=True, tag="p"):
     @classmethod
     def of(cls, token: PageToken, keys: frozenset[bytes]) -> PageToken:
         """A token with these keys."""
+        if not keys and type(token) is PageToken:
+            return token
         members = msgspec.structs.astuple(token)[: len(PageToken.__struct_fields__)]
         return cls(*(*members, keys)) if keys else PageToken(*members)
 
@@ -146,6 +148,9 @@ def copies_of(nodes: Sequence[tuple[str, Sequence[int]]]) -> dict[int, list[str]
 def by_node(copies: Mapping[int, Sequence[str]]) -> list[tuple[str, list[int]]]:
     """What a token names for slices with these copies: the first of each, then the second of each, and so on.
     (Releases that know of one copy take the last one that is named, which keeps the snapshot, too.)"""
+    each = list(copies.values())
+    if each and each.count(each[0]) == len(each):  # (so of most: all slices are at the same nodes)
+        return [(node, list(copies)) for node in each[0]]
     ranks: dict[tuple[int, str], list[int]] = {}
     for number, nodes in copies.items():
         for rank, node in enumerate(nodes):
