@@ -50,7 +50,7 @@ from indexer.view import NodeView
 from keytide.errors import KeytideError
 from keytide.http.nodes import NodeClient
 from keytide.process.clock import now_ms
-from keytide.serving.gate import RequestGate, client_of
+from keytide.serving.gate import RequestGate, body_of, client_of
 from keytide.settings.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ class PageApplication:
                     CLIENT.set(client_of(scope, tokens=self._tokens))
                     scope["path_params"] = {"name": name}
                     request = Request(scope, receive)
-                    body = await request.body()
+                    body = await body_of(request)
                     with suppress(PassedOnError):
                         response = await way(request, body)
                         if response is not None:

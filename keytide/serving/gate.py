@@ -32,6 +32,8 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import lru_cache
 from typing import Any, Final, Literal
 
+from starlette.requests import Request
+
 from keytide.errors import CallerError, KeytideError, RetryableError
 from keytide.http.node_protocol import MESSAGE, opens
 from keytide.process.clock import wall_ms
@@ -342,15 +344,22 @@ def _then_rest(receive: Receive, send: Send) -> Send:
 class _Whole:
     """Gives a body that was read, then what comes after it (that the client has gone)."""
 
-    __slots__ = ("_message", "_receive")
+    __slots__ = ("_given", "_receive", "body")
 
     def __init__(self, body: bytes, receive: Receive) -> None:
-        self._message: Message | None = {"type": "http.request", "body": body, "more_body": False}
-        self._receive = receive
+        self.body, self._receive, self._given = body, receive, False
 
     async def __call__(self) -> Message:
-        message, self._message = self._message, None
-        return await self._receive() if message is None else message
+        if self._given:
+            return await self._receive()
+        self._given = True
+        return {"type": "http.request", "body": self.body, "more_body": False}
+
+
+async def body_of(request: Request) -> bytes:
+    """The body of a request: at once, if it has come through a gate as it is. Raises as `Request.body`."""
+    receive = request.receive
+    return receive.body if isinstance(receive, _Whole) else await request.body()
 
 
 def _stopping() -> RetryableError:

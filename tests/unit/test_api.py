@@ -232,6 +232,12 @@ def test_a_query_string_asks_for_the_same(
     assert by_hand.json()["rows"] == posted.json()["rows"]
 
 
+def test_of_several_forms_that_are_accepted_the_first_is_given(endpoint: Endpoint) -> None:
+    json_first = [("Accept", "application/json"), ("accept", "application/x-ndjson")]
+    for headers, kind in ((json_first, "application/json"), (json_first[::-1], "application/x-ndjson")):
+        assert endpoint.request("POST", SCAN, headers=headers).headers["content-type"] == kind
+
+
 def test_pages_and_sessions_in_a_query_string(endpoint: Endpoint) -> None:
     first = endpoint.get(limit="7").json()
     second = endpoint.get(page=first["page"], session=first["session"]).json()

@@ -12,13 +12,14 @@ import msgspec
 import pytest
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
+from starlette.requests import Request
 
 from coordinator.http.api import create_app as coordinator_app
 from coordinator.process.service import CoordinatorService
 from indexer.serve.api import create_app as node_app
 from keytide.http.node_protocol import headers_of
 from keytide.process.clock import wall_ms
-from keytide.serving.gate import Message, Need, RequestGate, client_of, is_of_host
+from keytide.serving.gate import Message, Need, RequestGate, body_of, client_of, is_of_host
 from keytide.settings.settings import Settings, load_settings
 from tests.browser.scene import busy_day
 from tests.unit.test_api import world_of_cities
@@ -136,6 +137,23 @@ def test_a_body_of_the_largest_size_comes_as_a_whole() -> None:
     assert (asked.status, len(asked.answer)) == (200, MIB)
     assert Asked(headers=CHUNKED, pieces=[b"a" * MIB, b"b"]).status == 413
     assert Asked(headers={"Content-Length": "nine"}).status == 413
+
+
+@pytest.mark.parametrize("body", [b"{}", b"a" * MIB])
+def test_a_body_that_was_read_is_there_at_once_and_then_what_comes_behind_it(body: bytes) -> None:
+    found: list[bytes | str] = []
+
+    class Application(Asked):
+        async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+            request = Request(scope, receive)
+            found.extend([await body_of(request), await body_of(request), await request.body()])
+            self._gone = True
+            found.append((await receive())["type"])
+            await super()._app({**scope, "method": "GET"}, receive, send)
+
+    length = {"Content-Length": str(len(body)), "Content-Type": "application/json"}
+    assert Application(headers=length, pieces=[body]).status == 200
+    assert found == [body, body, body, "http.disconnect"]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ from indexer.validation.service import Validation
 from indexer.view import NodeView
 from keytide.errors import UNDECODABLE, RetryableError
 from keytide.http.nodes import NodeClient
-from keytide.serving.gate import Need, client_of
+from keytide.serving.gate import Need, body_of, client_of
 from keytide.settings.settings import Settings
 from keytide.wire.digests import Ask
 from keytide.wire.index_lists import ListAsk
@@ -279,8 +279,9 @@ class Endpoint:
     def _form(self, request: Request) -> Form | None:
         """Who answers a scan in the form that the reader wants first of those that there are; None for pages
         of JSON."""
-        accepted = request.headers.get("accept")
-        if accepted is None or accepted == "*/*":
+        accepts = (value for name, value in request.scope["headers"] if name == b"accept")
+        accepted = next(accepts, b"*/*").decode("latin-1")
+        if accepted == "*/*":
             return None
         for one in accepted.split(","):
             kind = one.partition(";")[0].strip().lower()
@@ -341,7 +342,7 @@ def add_reads(
     """
 
     async def posted(request: Request) -> Response:
-        return await answer(request, parse(kind, await request.body()))
+        return await answer(request, parse(kind, await body_of(request)))
 
     async def by_hand(request: Request) -> Response:
         return await answer(request, from_query(kind, request.query_params.multi_items()))
@@ -392,7 +393,7 @@ async def message_of(
         MalformedRequestError: it is no such message, or makes no sense.
     """
     try:
-        message = decoder.decode(await request.body())
+        message = decoder.decode(await body_of(request))
     except UNDECODABLE as error:
         raise MalformedRequestError(f"not a request of another node: {error}") from error
     check(message, view.catalog())
