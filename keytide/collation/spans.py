@@ -115,8 +115,11 @@ def prefix_span(
 
 def merge_spans(spans: Iterable[Span]) -> list[Span]:
     """The same entries as disjoint spans in order; overlapping or touching ones become one, empty ones go."""
+    found = [one for one in spans if not one.empty]
+    if len(found) < 2:
+        return found
     merged: list[Span] = []
-    for following in sorted((one for one in spans if not one.empty), key=lambda one: one.low):
+    for following in sorted(found, key=lambda one: one.low):
         last = merged[-1] if merged else None
         if last is None or (last.high is not None and last.high < following.low):
             merged.append(following)

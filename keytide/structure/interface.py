@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal, Protocol, Self, TypeGuard
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self, TypeGuard
 
 from keytide.collation import Span, Value
 from keytide.errors import CallerError
@@ -31,8 +31,7 @@ class NotOrderedError(CallerError):
     status = 422
 
 
-@dataclass(frozen=True, slots=True)
-class WantedKeys:
+class WantedKeys(NamedTuple):
     """A selection by values, as scans give it: `equals`, `prefix` behind it, or bounds.
 
     Attributes:
@@ -51,8 +50,7 @@ class WantedKeys:
     region: QueryShape | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Selected:
+class Selected(NamedTuple):
     """What of an index answers a selection.
 
     Attributes:

@@ -244,9 +244,8 @@ def slices_of(question: Question, shape: Shape, spans: Sequence[Span] = ()) -> S
     elif shape.partition_part is None:
         slices = range(shape.slices)
     else:
-        found: set[int] = set()
-        for one in stretches:
-            found.update(_slices_of(one, shape, shape.partition_part))
+        each = [_slices_of(one, shape, shape.partition_part) for one in stretches]
+        found = each[0] if len(each) == 1 else set().union(*each)
         slices = range(shape.slices) if len(found) == shape.slices else tuple(sorted(found))
     if question.slices is None:
         return slices

@@ -187,7 +187,8 @@ class Question(Moment, frozen=True):
     @property
     def place_member(self) -> str | None:
         """Which of `PLACES` is asked; None when the question is about none."""
-        return next((name for name in PLACES if getattr(self, name) is not None), None)
+        none = self.within is None and self.contains is None and self.intersects is None and self.near is None
+        return None if none else next(name for name in PLACES if getattr(self, name) is not None)
 
     @property
     def nearest(self) -> int | None:
@@ -197,6 +198,8 @@ class Question(Moment, frozen=True):
 
 def check_places(one: Question) -> None:
     """Raise `ValueError` if a question is about several places, or keys as well, or about a system alone."""
+    if one.place_member is None and one.srid is None:
+        return
     places = [name for name in PLACES if getattr(one, name) is not None]
     keys = [name for name in (*_KEYS, "prefix", "spans") if getattr(one, name) is not None]
     if len(places) > 1 or (places and keys):
