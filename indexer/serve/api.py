@@ -20,6 +20,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from prometheus_client.registry import Collector
+from starlette.types import ASGIApp
 
 from indexer.copying.messages import COPY_PATH
 from indexer.digests.answering import answer as answer_verifier
@@ -48,7 +49,7 @@ from keytide.model.protocol import SPOKEN
 from keytide.model.roles import ROLES, Role
 from keytide.process.clock import now_ms
 from keytide.serving.docs import add_docs
-from keytide.serving.gate import RequestGate
+from keytide.serving.gate import GatedApplication, RequestGate
 from keytide.settings.settings import Settings
 from keytide.wire import digests
 from keytide.wire import index_lists as lists
@@ -83,21 +84,15 @@ def create_app(
         yield
         await endpoint.close()
 
-    app = FastAPI(
+    app = GatedApplication(
         title="Keytide scan endpoint", version="1", lifespan=lifespan, docs_url=None, redoc_url=None
     )
     add_docs(app)
     add_problem_handlers(app, endpoint.metrics.failed, on_bug)
-    app.add_middleware(FastWay, endpoint=endpoint, ways=ways)
+    way: ASGIApp = FastWay(app.framework, endpoint, ways)
     if "scan" not in roles:
-        app.add_middleware(ReadersElsewhere, view=view, failed=endpoint.metrics.failed)
-    app.add_middleware(
-        RequestGate,
-        settings=settings,
-        needs=needs,
-        secret=lambda: view.catalog().secret,
-        refused=endpoint.metrics.failed,
-    )
+        way = ReadersElsewhere(way, view, endpoint.metrics.failed)
+    app.gate = RequestGate(way, settings, needs, lambda: view.catalog().secret, endpoint.metrics.failed)
     ways[SCAN] = add_routes(app, endpoint)
     ways[READ_PATH] = _add_nodes(app, endpoint)
     show_types(app)

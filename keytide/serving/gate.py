@@ -32,6 +32,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import lru_cache
 from typing import Any, Final, Literal
 
+from fastapi import FastAPI
 from starlette.requests import Request
 
 from keytide.errors import CallerError, KeytideError, RetryableError
@@ -226,6 +227,23 @@ class RequestGate:
                 next_step="use the routes below /v1; between parts of a cluster see that the clocks are "
                 "right and that all run the same release",
             )
+
+
+class GatedApplication(FastAPI):
+    """Requests pass the gate, and what is behind it, before anything of the framework looks at them.
+
+    Attributes:
+        gate: what leads to `framework`.
+    """
+
+    gate: Application
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        await self.gate(scope, receive, send)
+
+    async def framework(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """The framework's part: what nobody before it answers, and the server's beginning and end."""
+        await super().__call__(scope, receive, send)
 
 
 def client_of(scope: Mapping[str, Any], *, tokens: bool) -> str:
