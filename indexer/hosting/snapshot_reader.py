@@ -272,6 +272,8 @@ class JointReader:
     ) -> None:
         self._slices, self._levels = slices, levels
         self._ends: list[tuple[bytes, bytes]] | None = None
+        self._clumped = False
+        """Whether nearly all that was read last was of one or two slices."""
         self.timestamps: list[Timestamp] = [one.snapshot.applied.timestamp for _, one in slices]
         self.incarnations = [one.snapshot.applied.incarnation for _, one in slices]
 
@@ -300,7 +302,13 @@ class JointReader:
     ) -> tuple[list[tuple[bytes, bytes]], list[int]] | None:
         """See `indexer.view.JointSnapshot.first`."""
         every = range(len(self._slices))
-        return self._held(every, lambda levels: first_rows(levels, low, high, reverse, count, REMOVED))
+        found = self._held(
+            every,
+            lambda levels: first_rows(levels, low, high, reverse, count, REMOVED, clumped=self._clumped),
+        )
+        if found is not None and len(every) > 2:
+            self._clumped = sum(sorted(found[1])[-2:]) >= len(found[0])
+        return found
 
     def within(
         self, lows: Sequence[bytes], highs: Sequence[bytes], most: int, behind: int

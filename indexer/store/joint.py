@@ -179,6 +179,8 @@ def first_rows(
     reverse: bool,
     count: int,
     removed: bytes,
+    *,
+    clumped: bool = False,
 ) -> tuple[list[Row], list[int]] | None:
     """The first `count` rows with low <= key < high, in the direction of the read, of slices no two of which
     have a row of the same key.
@@ -186,6 +188,8 @@ def first_rows(
     Args:
         slices: of each its levels, from the oldest to the newest.
         removed: the value that marks a row as removed. Others have a tag of one byte, which is taken off.
+        clumped: whether they are likely to lie in one or two slices: then a few rows of each are read at
+            first, and of a clump all that are wanted. Nothing but how much is read goes by it.
 
     Returns:
         Them, and how many rows of each slice were read; None when they are to be read slice by slice: they
@@ -195,6 +199,9 @@ def first_rows(
     within: _Compares = ge if reverse else le
     nearest = max if reverse else min
     first = _share(count, len(slices))
+    last, of_one, growth = _LAST, _OF_ONE, _GROWTH
+    if clumped:
+        first, last, of_one, growth = min(first, _FEW), _FEW, _FEW, count
     span, room = (low, high, reverse), _Room()
     sources = [
         [
@@ -234,22 +241,24 @@ def first_rows(
         near = [one for one in chain.from_iterable(sources) if one.more and within(one.keys[-1], reached)]
         clump = None
         if clumps < _CLUMPS and total + still <= most:
-            clump = _clump(near, bound, found, within)
+            clump = _clump(near, bound, found, within, last, of_one)
         if clump is not None:
-            clump.read_on(still, _GROWTH)
+            clump.read_on(still, growth)
             clumps += 1
             continue
         for source in near:
             source.read_on(still)
 
 
-def _clump(near: Iterable[_Source], bound: bytes, found: Sequence[Row], within: _Compares) -> _Source | None:
-    """The cursor at the bound, if the last rows that were found are nearly all its own."""
+def _clump(
+    near: Iterable[_Source], bound: bytes, found: Sequence[Row], within: _Compares, last: int, of_one: int
+) -> _Source | None:
+    """The cursor at the bound, if nearly all of the `last` rows that were found (`of_one`) are its own."""
     at_bound = [source for source in near if source.keys[-1] == bound]
-    if len(found) < _LAST or len(at_bound) != 1 or len(at_bound[0].keys) < _OF_ONE:
+    if len(found) < last or len(at_bound) != 1 or len(at_bound[0].keys) < of_one:
         return None
-    # No more than so many of what was found lie at or behind its twelfth row from the end.
-    return at_bound[0] if within(found[-_LAST][0], at_bound[0].keys[-_OF_ONE]) else None
+    # No more than so many of what was found lie at or behind that row of its own.
+    return at_bound[0] if within(found[-last][0], at_bound[0].keys[-of_one]) else None
 
 
 def rows_within(

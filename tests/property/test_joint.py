@@ -70,10 +70,16 @@ class Rows:
 
 
 def read(
-    slices: Sequence[Sequence[LevelCursor]], low: bytes, high: bytes | None, reverse: bool, count: int
+    slices: Sequence[Sequence[LevelCursor]],
+    low: bytes,
+    high: bytes | None,
+    reverse: bool,
+    count: int,
+    *,
+    clumped: bool = False,
 ) -> list[Row] | None:
     try:
-        found = first_rows(slices, low, high, reverse, count, REMOVED)
+        found = first_rows(slices, low, high, reverse, count, REMOVED, clumped=clumped)
     except LargeRowsError:
         return None
     if found is None:
@@ -127,8 +133,9 @@ def test_the_first_rows_are_those_of_all_slices(
 ) -> None:
     bounds = (b"k%03d" % low, None if high is None else b"k%03d" % high)
     cursors: list[list[LevelCursor]] = [[Rows(level) for level in levels] for levels in slices]
-    for _ in range(2):  # cursors are used again and again
-        assert read(cursors, *bounds, reverse, count) == oracle(slices, *bounds, reverse, count)
+    for clumped in (False, True):  # cursors are used again and again
+        found = read(cursors, *bounds, reverse, count, clumped=clumped)
+        assert found == oracle(slices, *bounds, reverse, count)
 
 
 @settings(max_examples=share.examples(300))
@@ -276,11 +283,13 @@ def clumps(rows: int, value: bytes = PUT, slices: int = 8) -> list[Asked]:
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("rows", [100, 1_000])
-def test_of_a_clump_nothing_is_read_but_what_is_wanted(rows: int, reverse: bool) -> None:
+@pytest.mark.parametrize("clumped", [False, True])
+def test_of_a_clump_nothing_is_read_but_what_is_wanted(rows: int, reverse: bool, clumped: bool) -> None:
     levels = clumps(rows)
-    found = read([[one] for one in levels], b"", None, reverse, 101)
+    found = read([[one] for one in levels], b"", None, reverse, 101, clumped=clumped)
     assert found == [(b"k%06d" % (7_999 - key if reverse else key), b"") for key in range(101)]
     begun = len(levels) * levels[0].asked[0][0]
+    assert begun == len(levels) * (4 if clumped else 16)
     assert sum(one.read for one in levels) - begun <= 101
     assert sum(bool(one.asked[1:]) for one in levels) == 1, "slices that have nothing of it were read on"
 

@@ -423,6 +423,23 @@ def test_a_copy_that_has_caught_up_is_known_to_have(node: Node) -> None:
     assert health.behind((INDEX, 2), 1.0) == {"n0"}
 
 
+def test_less_is_read_where_rows_were_in_one_slice_the_last_time(node: Node) -> None:
+    """And as ever where they are not, whatever was thought of them."""
+    number = node.commit(*range(0, 3_000, 3), *range(3_000, 4_000))
+    reads, alone = reads_of(node), list(range(0, 300, 3))
+    spread = {"spans": [(key("3000"), None)], "count": 100}
+    looked = list[int]()
+    for _ in range(2):
+        page = reads.first(asked(number, count=100))
+        assert keys_of(page) == alone
+        assert page is not None
+        looked.append(sum(page.read.values()))
+    assert looked[1] == 100 + 2 * 4 < looked[0]
+    for _ in range(2):
+        assert keys_of(reads.first(asked(number, **spread))) == list(range(3_000, 3_100))
+        assert keys_of(reads.first(asked(number, count=100))) == alone
+
+
 def test_a_read_is_counted_once(node: Node) -> None:
     number = node.commit(*range(30))
     reads = reads_of(node)
