@@ -198,8 +198,6 @@ class Question(Moment, frozen=True):
 
 def check_places(one: Question) -> None:
     """Raise `ValueError` if a question is about several places, or keys as well, or about a system alone."""
-    if one.place_member is None and one.srid is None:
-        return
     places = [name for name in PLACES if getattr(one, name) is not None]
     keys = [name for name in (*_KEYS, "prefix", "spans") if getattr(one, name) is not None]
     if len(places) > 1 or (places and keys):
