@@ -36,6 +36,7 @@ from msgspec.structs import replace
 
 from indexer.hosting.core import slice_status as status
 from indexer.hosting.filling import CopyFiller, Fillings
+from indexer.hosting.fold_turns import FoldTurns, in_turn
 from indexer.hosting.metrics import NodeMetrics
 from indexer.hosting.node import ServingNode
 from indexer.hosting.node_folder import NodeFolder
@@ -133,6 +134,7 @@ class Hosting:
         self._fillings = Fillings(folder, filler)
         self._catalog = Catalog()
         self._fillable: frozenset[SliceKey] = frozenset()
+        self._turns = FoldTurns()
         self._scrubber = Scrubber(settings.scrub_interval_s * 1_000, settings.doubt_pause_s * 1_000)
         self._unique_limits = UniqueLimits(settings.unique_keys_listed, settings.unique_documents_listed)
         self._store_settings = StoreSettings(
@@ -181,8 +183,7 @@ class Hosting:
 
     def look_after(self, now: int) -> None:
         """What is due by time in any slice; put away those that are LOST."""
-        for runner in self.runners.values():
-            runner.look_after(now)
+        self._turns.look_after(self.runners, now)
         self._scrubber.look_after(self.runners, now)
         # One step, of whichever slice comes first: all slices of the node wait for it. Sweeps that have begun
         # go before those that are due again, or these would never let some end.
@@ -334,20 +335,20 @@ class Hosting:
         """
         path = self._folder.slice_folder(key)
         try:
-            return self._make_store(path, initial, self._store_settings, self._folds)
+            return self._make_store(path, initial, in_turn(self._store_settings, key), self._folds)
         except StoreDamagedError as error:
             self._folder.set_aside(key)
             if key not in self._fillable:
                 raise _LostError(error.message) from error
             log.error("slice %s/%d begins anew: %s", *key, error)
-            return self._make_store(path, initial, self._store_settings, self._folds)
+            return self._make_store(path, initial, in_turn(self._store_settings, key), self._folds)
 
     def _begin_anew(self, key: SliceKey, old: SliceStore, initial: Applied) -> SliceStore:
         """An empty store in the place of a slice's."""
         self._scrubber.leave(key)
         old.destroy()
         path = self._folder.slice_folder(key)
-        return self._make_store(path, initial, self._store_settings, self._folds)
+        return self._make_store(path, initial, in_turn(self._store_settings, key), self._folds)
 
     def _put_away(self, runner: SliceRunner) -> None:
         """A slice that runs is LOST: close it."""

@@ -156,14 +156,14 @@ class SliceRunner:
         self.damaged = self.damaged or damaged
         self._carry_out(self.core.handle(DataLost(reason)), now)
 
-    def look_after(self, now: int) -> None:
-        """What is due: another try, another start, a fold, leases that ran out; damage that a scan met."""
+    def look_after(self, now: int, *, fold: bool = True) -> None:
+        """What is due: another try or start, a fold (if one may begin), leases that ran out; damage met."""
         damage = self.ring.damage
         if damage and not self.damaged:
             self.lose(damage, now, damaged=True)
         if self.core.state == "LOST":
             return
-        self._fold(now)
+        self._fold(now, fold)
         self._evictions.look(self.core, now)
         if self._todo and now >= self._retry_at:
             self._try_again(now)
@@ -384,13 +384,13 @@ class SliceRunner:
         self._spool.forget_all()
         self.start(now)
 
-    def _fold(self, now: int) -> None:
+    def _fold(self, now: int, may_begin: bool) -> None:
         try:
             if self.store.folding:
                 if self.store.finish_fold() is not None:
                     self._fold_error = ""
                     self._retry_at = now  # of what waited for it, if anything
-            elif self.store.fold_due(now):
+            elif self.store.fold_due(now) and may_begin:  # (asked in any case: a delta's age counts from it)
                 self.store.start_fold()
         except StoreDamagedError as error:
             self.lose(error.message, now, damaged=True)
