@@ -149,8 +149,8 @@ class IndexerSettings(Section):
     delta_entries: int = Field(1_000_000, description="entries in a delta before it is folded into the base")
     delta_age_s: int = Field(
         30,
-        description="a delta with anything in it is folded at this age, so that a restart replays little; each "
-        "slice has an age of its own, up to a quarter less, so that they fold one after the other",
+        description="a delta with anything in it is folded at this age, so that a restart replays little; "
+        "each slice has an age of its own, up to a quarter less, so that they fold one after the other",
     )
     base_map_bytes: int = Field(1 << 38, description="address space of a base (sparse; not memory, not disk)")
     delta_map_bytes: int = Field(1 << 33, description="address space and most disk of a delta")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -254,7 +255,8 @@ class _Ticket:
 class _Inline:
     """Folds at once."""
 
-    def submit(self, job: FoldJob) -> _Ticket:
+    def submit(self, job: FoldJob, prepare: Callable[[], None]) -> _Ticket:
+        prepare()
         return _Ticket(run_fold(job))
 
 

@@ -14,9 +14,11 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from indexer.store.fold.fold import FoldJob
+from indexer.store.fold.process import NICE
 from indexer.store.fold.watched_process import StalledError, WatchedProcess
 from indexer.store.fold.worker import WORKER_DIED, WORKER_STALLED, FoldWorker, _Ticket
 from indexer.store.interface import Applied
@@ -168,13 +170,17 @@ def job(folder: Path, state_bytes: int = 0) -> FoldJob:
     )
 
 
+def ready() -> None:
+    """Nothing is to be done before the fold."""
+
+
 def test_a_large_job_for_a_stopped_worker_holds_nobody(tmp_path: Path, folds: FoldWorker) -> None:
     """The state of a slice of many partitions is larger than a pipe takes at once."""
-    assert folds.submit(job(tmp_path)).outcome(30) is not None
+    assert folds.submit(job(tmp_path), ready).outcome(30) is not None
     os.kill(pid_of(folds), signal.SIGSTOP)
-    ticket = folds.submit(job(tmp_path, 1 << 20))
+    ticket = folds.submit(job(tmp_path, 1 << 20), ready)
     began = time.monotonic()
-    other = folds.submit(job(tmp_path))
+    other = folds.submit(job(tmp_path), ready)
     assert time.monotonic() - began < PATIENT_S / 2
     hurry(folds)
     ended = ticket.outcome(30)
@@ -189,15 +195,20 @@ def test_a_worker_that_cannot_be_started_is_an_outcome(
     tmp_path: Path, folds: FoldWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    ended = folds.submit(job(tmp_path)).outcome(30)
+    ended = folds.submit(job(tmp_path), ready).outcome(30)
     assert ended is not None
     assert ended.error == WORKER_DIED
+
+
+def test_the_worker_stands_back_for_everybody_else(tmp_path: Path, folds: FoldWorker) -> None:
+    assert folds.submit(job(tmp_path), ready).outcome(30) is not None
+    assert psutil.Process(folds.pid).nice() == min(19, psutil.Process().nice() + NICE)
 
 
 def test_a_closed_worker_takes_nothing_more(tmp_path: Path) -> None:
     folds = FoldWorker()
     folds.close()
-    ended = folds.submit(job(tmp_path)).outcome(30)
+    ended = folds.submit(job(tmp_path), ready).outcome(30)
     assert ended is not None
     assert ended.error == WORKER_DIED
 
@@ -213,7 +224,7 @@ def test_a_bug_in_its_thread_is_told_to_whoever_comes_next(
         raise ValueError("a bug")
 
     monkeypatch.setattr(FoldWorker, "_fold", broken)
-    tickets = [folds.submit(job(tmp_path)) for _ in range(2)]
+    tickets = [folds.submit(job(tmp_path), ready) for _ in range(2)]
     begun.set()
     for ticket in tickets:
         ended = ticket.outcome(30)
@@ -221,7 +232,7 @@ def test_a_bug_in_its_thread_is_told_to_whoever_comes_next(
         assert ended.error == WORKER_DIED
     assert folds.wait(PATIENT_S)
     with pytest.raises(ValueError, match="a bug"):
-        folds.submit(job(tmp_path))
+        folds.submit(job(tmp_path), ready)
 
 
 TALKS = """

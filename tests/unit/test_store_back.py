@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -391,7 +391,7 @@ def test_a_damaged_undo_file_is_seen_before_anything_is_undone(tmp_path: Path, f
 class NeverEnds:
     """A worker that takes its time."""
 
-    def submit(self, job: FoldJob) -> FoldTicket:
+    def submit(self, job: FoldJob, prepare: Callable[[], None]) -> FoldTicket:
         return self
 
     def outcome(self, wait_s: float = 0.0) -> FoldOutcome | None:

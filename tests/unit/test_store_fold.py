@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +18,7 @@ import pytest
 from indexer.store.fold.fold import FoldJob, FoldOutcome, run_fold
 from indexer.store.fold.worker import FoldTicket, FoldWorker
 from indexer.store.interface import Applied, Counts
+from indexer.store.lmdb import folding
 from indexer.store.lmdb import store as lmdb_store_module
 from indexer.store.lmdb.store import LmdbSliceStore
 from keytide.errors import InvariantViolationError, RetryableError
@@ -36,7 +40,8 @@ class HeldBack:
         self.jobs: list[FoldJob] = []
         self.end: FoldOutcome | None = None
 
-    def submit(self, job: FoldJob) -> FoldTicket:
+    def submit(self, job: FoldJob, prepare: Callable[[], None]) -> FoldTicket:
+        prepare()
         self.jobs.append(job)
         return self
 
@@ -164,6 +169,34 @@ def test_a_folded_delta_is_deleted_with_its_last_snapshot(tmp_path: Path, folds:
     assert len(rows_of(snapshot)) == 20
     snapshot.close()
     wait_for(lambda: not list((tmp_path / "slice").glob("delta-*")))
+    store.close()
+
+
+def test_the_filter_is_saved_on_another_thread_and_that_it_failed_is_told_and_mended(
+    tmp_path: Path, folds: FoldWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All slices of a node share the thread that begins folds. One whose filter was not saved was never tried
+    again."""
+    store = lmdb_store(tmp_path / "slice", folds, replace(SMALL, fold_retry_ms=100))
+    store.apply(segments(documents(0, 3)), state(1, p0=3))
+    threads: list[int] = []
+
+    def full(*_: object, **__: object) -> None:
+        threads.append(threading.get_ident())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(folding, "save_filter", full)
+        assert store.start_fold()
+        with pytest.raises(RetryableError) as caught:
+            store.finish_fold(30)
+    assert caught.value.problem_type == "disk-full"
+    assert threads
+    assert threading.get_ident() not in threads
+    assert not store.fold_due(1_000)
+    assert store.fold_due(1_100)
+    assert store.start_fold()
+    assert store.finish_fold(30) == state(1, p0=3)
     store.close()
 
 

@@ -164,8 +164,13 @@ def run_fold(job: FoldJob, further: Further = lambda: None) -> FoldOutcome:
     except (DamagedError, *LMDB_DAMAGE) as error:
         return FoldOutcome("damaged", f"{type(error).__name__}: {error}")
     except (lmdb.Error, OSError) as error:
-        full = "No space left" in str(error) or "Disk quota" in str(error)
-        return FoldOutcome("disk-full" if full else "failed", f"{type(error).__name__}: {error}")
+        return failed_by(error)
+
+
+def failed_by(error: Exception) -> FoldOutcome:
+    """The end of a fold by an error of LMDB, or of the file system."""
+    full = "No space left" in str(error) or "Disk quota" in str(error)
+    return FoldOutcome("disk-full" if full else "failed", f"{type(error).__name__}: {error}")
 
 
 def _fold(job: FoldJob, further: Further) -> bool:
@@ -296,7 +301,7 @@ def _check(rows: dict[bytes, int], job: FoldJob) -> None:
 
 
 def _move_filter(folder: Path, job: FoldJob) -> None:
-    """Step 2: the filter that covers the commit to come, written by the caller, moves to its place."""
+    """Step 2: the filter that covers the commit to come, written before (`folding`), moves to its place."""
     new = folder / NEXT_FILTER_FILE
     if job.fsync:
         descriptor = os.open(new, os.O_RDONLY)

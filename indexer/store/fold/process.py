@@ -4,7 +4,8 @@ It reads jobs from its standard input, one JSON object a line, and answers each 
 lines between say that it comes further. When its input ends it exits at once, whatever it is doing. When its
 parent is killed it is killed too, be it stopped (SIGSTOP): it may hold the base's write lock.
 
-It stays small: see `fold` for what may be imported.
+It stays small: see `fold` for what may be imported. And it stands back: nobody waits for a fold, but for the
+commits and scans of its node, beside which it runs for a second at a time.
 """
 
 from __future__ import annotations
@@ -12,17 +13,23 @@ from __future__ import annotations
 import os
 import queue
 import sys
+from typing import Final
 
 from indexer.store.fold.fold import FoldJob, run_fold
 from keytide.process.parent_death import follow_parent
 from keytide.process.program import begin
 from keytide.process.worker import Worker, logged
 
+NICE: Final = 10
+"""A tenth of a core where all of them are busy. A fold that does not keep up with commits has them wait
+(`fold-behind`), which gives it what it needs."""
+
 
 def main() -> None:
     """Fold jobs from standard input until it ends."""
     begin()
     follow_parent()
+    os.nice(NICE)
     jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def read() -> None:

@@ -17,9 +17,10 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from collections.abc import Callable
 from typing import Final, Protocol
 
-from indexer.store.fold.fold import FoldJob, FoldOutcome
+from indexer.store.fold.fold import FoldJob, FoldOutcome, failed_by
 from indexer.store.fold.watched_process import StalledError, WatchedProcess
 from keytide.process.worker import QueueWorker
 
@@ -50,7 +51,10 @@ class FoldTicket(Protocol):
 class Folder(Protocol):
     """Something that folds."""
 
-    def submit(self, job: FoldJob) -> FoldTicket: ...
+    def submit(self, job: FoldJob, prepare: Callable[[], None]) -> FoldTicket:
+        """Hand over a fold. `prepare` is what must be done right before it, on another thread than the
+        caller's; it may raise OSError, by which the fold fails."""
+        ...
 
 
 class FoldWorker(QueueWorker["_Ticket"]):
@@ -75,13 +79,13 @@ class FoldWorker(QueueWorker["_Ticket"]):
         process = self._process
         return None if process is None else process.pid
 
-    def submit(self, job: FoldJob) -> FoldTicket:
-        """Hand over a fold; it begins when those before it have ended.
+    def submit(self, job: FoldJob, prepare: Callable[[], None]) -> FoldTicket:
+        """`Folder.submit`; it begins when those before it have ended.
 
         Raises:
             Exception: a bug, by which the thread that speaks with the process has ended.
         """
-        ticket = _Ticket(self, job)
+        ticket = _Ticket(self, job, prepare)
         with self._lock:
             self.check()
             if self.stopping.is_set():
@@ -154,6 +158,10 @@ class FoldWorker(QueueWorker["_Ticket"]):
         """Have the process do one job."""
         job, stalled = ticket.job, ""
         try:
+            ticket.prepare()
+        except OSError as error:
+            return failed_by(error)
+        try:
             process = self._ready()
         except OSError as error:
             log.error("no fold worker can be started: %s", error)
@@ -179,8 +187,9 @@ class FoldWorker(QueueWorker["_Ticket"]):
 
 
 class _Ticket:
-    def __init__(self, worker: FoldWorker, job: FoldJob) -> None:
+    def __init__(self, worker: FoldWorker, job: FoldJob, prepare: Callable[[], None]) -> None:
         self.job = job
+        self.prepare = prepare
         self.cancelled = False
         self._worker = worker
         self._outcome: FoldOutcome | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from indexer.store.environment import disk_errors
 from indexer.store.files.filter_file import read_filter, save_filter
 from indexer.store.fold.fold import FILTER_FILE, NEXT_FILTER_FILE, FoldJob
 from indexer.store.fold.undo_journal import UndoJournal
@@ -68,15 +67,20 @@ class Folding:
             held.keep_journal()
 
     def submit(self, held: IdFilter, now: int) -> None:
-        """Hand the frozen delta over; again, if that failed before. `now` is milliseconds."""
+        """Hand the frozen delta over; again, if that failed before. `now` is milliseconds.
+
+        The filter, some megabytes of a large slice, is written by the folder's thread. It may have what later
+        commits add by then: it contains more than the base in any case.
+        """
         invariant(self.frozen is not None and self._ticket is None, "OneFold", "nothing to hand over")
         if self.frozen is None:
             return
-        with disk_errors(self._folder):
-            save_filter(held, self._folder / NEXT_FILTER_FILE, self._base.sequence + 1, sync=False)
         self._failed, self._retry_at, self._now = False, None, now
         reach("fold-frozen")
-        self._ticket = self._folds.submit(self._job(self.frozen))
+        next_filter, sequence = self._folder / NEXT_FILTER_FILE, self._base.sequence + 1
+        self._ticket = self._folds.submit(
+            self._job(self.frozen), lambda: save_filter(held, next_filter, sequence, sync=False)
+        )
 
     def settle(self, wait_s: float, held: IdFilter) -> IdFilter:
         """Take note of the end of the fold, if it has ended; returns the filter to use from now on.
