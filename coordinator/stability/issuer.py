@@ -5,8 +5,8 @@ queues. The largest such offsets are merged, partition by partition, into the *c
 timestamp; it never goes back (a slower report, say of a projector that took a partition over and sends again,
 changes nothing). A timestamp is issued
 
-* with new content, when there is news, `interval_ms` have passed, and every live slice of a READY index holds
-  the last content (pacing) or `pacing_limit_ms` have passed since that was first issued;
+* with new content, when there is news, `interval_ms` have passed since the last such, and every live slice of
+  a READY index holds that (pacing) or `pacing_limit_ms` have passed since it was first issued;
 * with the same content again, `heartbeat_ms` after the last one (R7): a restarted slice or a finished build
   joins at it.
 
@@ -172,7 +172,7 @@ class TimestampIssuer:
             if stream.may_issue:
                 due = min(due, self._beat_at(stream))
                 if stream.issuable and stream.ready:
-                    allowed = stream.issued_at + self.limits.interval_ms
+                    allowed = self._news_at(stream)
                     if not self._pacing.paced(stream):
                         allowed = max(allowed, stream.content_since + self.limits.pacing_limit_ms)
                     due = min(due, confirming.not_before(stream, allowed, now))
@@ -188,16 +188,20 @@ class TimestampIssuer:
         since = stream.issued_at if stream.asked is None else max(stream.issued_at, stream.asked_at)
         return since + self.limits.heartbeat_ms
 
+    def _news_at(self, stream: StabilityStream) -> int:
+        """When the interval allows new content. A heartbeat, which brings none, does not begin it again."""
+        if stream.ready:
+            return stream.content_since + self.limits.interval_ms
+        return stream.issued_at + self.limits.heartbeat_ms
+
     def _maybe_issue(
         self, name: str, stream: StabilityStream, now: int
     ) -> list[Instruction | CommonSnapshot]:
         if not stream.may_issue:
             return []
-        since = now - stream.issued_at
-        interval = self.limits.interval_ms if stream.ready else self.limits.heartbeat_ms
         wanted = (stream.content is None and stream.open) or (
             stream.issuable
-            and since >= interval
+            and now >= self._news_at(stream)
             and (self._pacing.paced(stream) or now - stream.content_since >= self.limits.pacing_limit_ms)
         )
         ripe = stream.ripe if wanted else None

@@ -170,6 +170,16 @@ def test_not_before_the_interval_has_passed() -> None:
     assert stamp.timestamp.offsets() == {0: 6, 1: 7}
 
 
+def test_news_right_after_a_heartbeat_does_not_wait_for_the_interval() -> None:
+    """The interval spares slices commits; a repetition of what they hold costs them none."""
+    core = core_with(index_record())
+    serving(core)
+    issue(core, Tick(1_200), 2)
+    assert core.next_due(1_201) == 199
+    (stamp,) = stamps(core.handle(progress(1_202, 6, 7)))
+    assert stamp.timestamp.offsets() == {0: 6, 1: 7}
+
+
 def test_one_is_on_its_way_at_a_time() -> None:
     core = core_with(index_record())
     serving(core)
