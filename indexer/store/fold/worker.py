@@ -158,10 +158,6 @@ class FoldWorker(QueueWorker["_Ticket"]):
         """Have the process do one job."""
         job, stalled = ticket.job, ""
         try:
-            ticket.prepare()
-        except OSError as error:
-            return failed_by(error)
-        try:
             process = self._ready()
         except OSError as error:
             log.error("no fold worker can be started: %s", error)
@@ -170,6 +166,10 @@ class FoldWorker(QueueWorker["_Ticket"]):
             self._process = process
             if ticket.cancelled:
                 return FoldOutcome(WORKER_DIED, "the fold was taken back")
+        try:
+            ticket.prepare()
+        except OSError as error:
+            return failed_by(error)
         try:
             for line in process.lines(job.to_line()):
                 return FoldOutcome.from_line(line)
