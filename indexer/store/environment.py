@@ -10,9 +10,6 @@ disk has no room is not an error but a signal that ends the process. So a writer
 The data file is sparse and as large as the map; what it takes on disk is what was written or reserved. What
 a commit can need at most is several times what most need, so what a large one did not use is given back.
 
-Allocating waits for the file system's journal, and so for the fsync of whoever is at it; commits wait for
-that. So a delta, which is deleted as a whole, takes more at once the larger it is already.
-
 Read transactions are not bound to threads (py-lmdb always opens with MDB_NOTLS), write transactions are.
 """
 
@@ -39,8 +36,6 @@ FORMAT: Final = b"keytide-slice-1"
 """Names the layout of tables and records."""
 _SPARE_PAGES: Final = 64
 """Beyond the last page in use: for commits of a few rows, before which nobody makes room."""
-_AHEAD_SHARE: Final = 16
-"""See `Room`."""
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 """Modes of Linux's fallocate."""
 _fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
@@ -117,17 +112,12 @@ class Room:
 
     Args:
         reserve_bytes: what must stay free on the disk beyond that.
-        ahead_bytes: the most that is allocated beyond what a commit needs, for those that follow: as much as
-            is in use, and a sixteenth of what the disk has to give.
     """
 
-    def __init__(
-        self, environment: lmdb.Environment, folder: Path, reserve_bytes: int, ahead_bytes: int = 0
-    ) -> None:
+    def __init__(self, environment: lmdb.Environment, folder: Path, reserve_bytes: int) -> None:
         self._environment = environment
         self._file = folder / "data.mdb"
         self._reserve = reserve_bytes
-        self._ahead = ahead_bytes
         self._page = int(environment.stat()["psize"])
         self._allocated = 0
 
@@ -148,27 +138,18 @@ class Room:
         if need <= self._allocated:
             return
         need = (need // MIB + 1) * MIB
+        start = (
+            self._allocated
+        )  # not `used`: below it there may be holes, pages taken and given back unwritten
         free = free_bytes(self._file.parent)
-        spare = free - (self._reserve + need - max(self._allocated, used))
-        if spare < 0:
+        if free < self._reserve + need - max(start, used):
             raise OSError(errno.ENOSPC, f"{free // MIB} MiB left, {self._reserve // MIB} of them reserved")
-        ahead = min(self._ahead, used, spare // _AHEAD_SHARE) // MIB * MIB
-        try:
-            self._allocate(need + ahead)
-        except OSError:
-            if not ahead:
-                raise
-            self._allocate(need)  # there is less than the disk says (a quota)
-
-    def _allocate(self, end: int) -> None:
-        # Not from what is in use: below that there may be holes, pages taken and given back unwritten.
-        start = self._allocated
         descriptor = os.open(self._file, os.O_RDWR | os.O_CLOEXEC)
         try:
-            os.posix_fallocate(descriptor, start, end - start)
+            os.posix_fallocate(descriptor, start, need - start)
         finally:
             os.close(descriptor)
-        self._allocated = end
+        self._allocated = need
 
     def give_back(self) -> None:
         """Free what was allocated behind the last page in use, after a commit and before another writer's

@@ -29,7 +29,6 @@ class StoreSettings:
         fold_retry_ms: wait after a fold that failed (disk full) before the next try.
         delta_hard_bytes: no commit begins on a delta larger than this while the frozen one is being folded:
             it raises, and the caller keeps its segments (bounded by R4).
-        delta_ahead_bytes: disk that a delta takes at most beyond what its next commit can need.
         load_run_documents: entries of a micro-batch resolved and sorted at once, about 600 bytes of
             memory each.
         undo_s: how far back in time the base can step, fold by fold (R33). 0: not at all.
@@ -53,7 +52,6 @@ class StoreSettings:
     fold_age_ms: int = 30_000
     fold_retry_ms: int = 5_000
     delta_hard_bytes: int = 2 * GIB
-    delta_ahead_bytes: int = 32 * MIB
     load_run_documents: int = 100_000
     undo_s: int = 3_600
     undo_bytes: int = GIB

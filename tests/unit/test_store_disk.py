@@ -90,60 +90,6 @@ def test_room_counts_in_the_pages_of_the_environment(tmp_path: Path) -> None:
     assert Room(cast("Any", environment), tmp_path, 0).used_bytes() == 4 * 16_384
 
 
-class Growing:
-    """A file of an environment that grows, and the allocations of its room."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, ahead_bytes: int) -> None:
-        (folder / "data.mdb").touch()
-        self.asked: list[int] = []
-        self.limit = GIB
-        self._pages = 1
-        environment = SimpleNamespace(
-            stat=lambda: {"psize": 4_096}, info=lambda: {"last_pgno": self._pages - 1}
-        )
-        self.room = Room(cast("Any", environment), folder, 0, ahead_bytes)
-        monkeypatch.setattr("os.posix_fallocate", self._allocate)
-
-    def _allocate(self, _: int, start: int, size: int) -> None:
-        if start + size > self.limit:
-            raise OSError(errno.EDQUOT, "Disk quota exceeded")
-        self.asked.append(size)
-
-    def grow(self, upto: int) -> None:
-        while self._pages * 4_096 < upto:
-            self.room.make(10, 1_000)
-            self._pages += 20
-
-
-def test_a_delta_takes_more_room_at_once_the_larger_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An allocation waits for whoever syncs; all commits of the node wait for it."""
-    growing = Growing(tmp_path, monkeypatch, 32 * MIB)
-    growing.grow(MIB)
-    assert sum(growing.asked) <= 4 * MIB
-    growing.grow(256 * MIB)
-    assert len(growing.asked) < 20
-    assert sum(growing.asked) <= (256 + 34) * MIB
-
-
-def test_no_room_is_taken_ahead_that_others_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    growing = Growing(tmp_path, monkeypatch, 32 * MIB)
-    monkeypatch.setattr("indexer.store.environment.free_bytes", lambda _: 16 * MIB)
-    growing.grow(64 * MIB)
-    assert max(growing.asked) <= 3 * MIB
-
-
-def test_room_that_a_quota_refuses_is_not_taken_ahead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    growing = Growing(tmp_path, monkeypatch, 32 * MIB)
-    growing.limit = 65 * MIB
-    growing.grow(63 * MIB)
-    with pytest.raises(OSError, match="quota"):
-        growing.grow(66 * MIB)
-
-
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_a_typed_error_and_nothing_changes(
     tmp_path: Path, folds: FoldWorker, monkeypatch: pytest.MonkeyPatch, code: int

@@ -177,9 +177,6 @@ class LevelFiles:
 class Level(LevelFiles):
     """One that this process writes.
 
-    Args:
-        ahead_bytes: see `Room`.
-
     Attributes:
         map_bytes: its address space.
         file: what tells its data file from all others that there are.
@@ -193,11 +190,10 @@ class Level(LevelFiles):
         *,
         sync: bool,
         ids: IdFilter | None = None,
-        ahead_bytes: int = 0,
     ) -> None:
         super().__init__(folder, open_environment(folder, map_bytes, settings, sync=sync), ids)
         self.map_bytes = map_bytes
-        self.room = Room(self.environment, folder, settings.reserve_bytes, ahead_bytes)
+        self.room = Room(self.environment, folder, settings.reserve_bytes)
         self.file = file_of(folder)
 
 

@@ -360,15 +360,7 @@ class LmdbSliceStore:
         # A name of its own: snapshots may keep (and later delete) deltas of a slice that was here before.
         path = Path(tempfile.mkdtemp(prefix=_DELTA, dir=self._folder))
         ids = IdFilter.for_documents(self._fold_entries(), self._settings.filter_bits)
-        settings = self._settings
-        self._delta = Level(
-            path,
-            settings.delta_map_bytes,
-            settings,
-            sync=False,
-            ids=ids,
-            ahead_bytes=settings.delta_ahead_bytes,
-        )
+        self._delta = Level(path, self._settings.delta_map_bytes, self._settings, sync=False, ids=ids)
         return self._delta
 
     def _fold_entries(self) -> int:
