@@ -14,7 +14,8 @@ from indexer.store.interface import Applied
 from indexer.store.settings import StoreSettings
 from keytide.errors import RetryableError
 from keytide.model.timestamp import Timestamp
-from tests.unit.test_hosting import TOPIC_ID, Place, Run
+from tests.simulation.wire import TOPIC_ID
+from tests.unit.test_hosting import Place, Run
 
 AGE_MS = 30_000
 """Of a delta in the stores of `Run`."""

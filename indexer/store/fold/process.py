@@ -4,8 +4,8 @@ It reads jobs from its standard input, one JSON object a line, and answers each 
 lines between say that it comes further. When its input ends it exits at once, whatever it is doing. When its
 parent is killed it is killed too, be it stopped (SIGSTOP): it may hold the base's write lock.
 
-It stays small: see `fold` for what may be imported. And it stands back: nobody waits for a fold, but for the
-commits and scans of its node, beside which it runs for a second at a time.
+It stays small: see `fold` for what may be imported. And it stands back: nobody waits for a fold, but many do
+for the commits and scans beside which it runs, for a second at a time.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from keytide.process.parent_death import follow_parent
 from keytide.process.program import begin
 from keytide.process.worker import Worker, logged
 
-NICE: Final = 10
-"""A tenth of a core where all of them are busy. A fold that does not keep up with commits has them wait
-(`fold-behind`), which gives it what it needs."""
+NICE: Final = 5
+"""A quarter of a core that somebody else wants too. Measured where all cores are busy: a fold takes twice as
+long, with 10 five times, and commits beside it wait no less. One that does not keep up has commits wait
+(`fold-behind`)."""
 
 
 def main() -> None:
