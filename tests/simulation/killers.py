@@ -77,7 +77,7 @@ KILLERS: Final[dict[str, Killer]] = {
     "never_fill_up": Killer(11, 10, "Stuck"),
     "begin_lost_copies_empty": Killer(6, 9, "Stuck"),
     "let_go_at_once": Killer(75, 209, "Stable"),
-    "leave_before_it_counts": Killer(760, 174, "Published"),
+    "leave_before_it_counts": Killer(424, 257, "Monotonic"),
     "never_let_go": Killer(8, 43, "Stuck"),
     "never_count_again": Killer(216, 86, "Stuck"),
     "follow_over_gaps": Killer(16, 62, "Heard"),
