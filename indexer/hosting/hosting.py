@@ -50,7 +50,7 @@ from indexer.slice.write_load import WriteLoad
 from indexer.store.fold.worker import Folder as FoldRunner
 from indexer.store.interface import Applied, SliceStore, StoreDamagedError, StoreExport
 from indexer.store.lmdb.store import LmdbSliceStore
-from indexer.store.settings import READERS, StoreSettings
+from indexer.store.settings import StoreSettings
 from indexer.unique.suspects import UniqueLimits
 from indexer.unique.watch import watch_of
 from keytide.catalog.catalog import Catalog
@@ -137,17 +137,7 @@ class Hosting:
         self._turns = FoldTurns()
         self._scrubber = Scrubber(settings.scrub_interval_s * 1_000, settings.doubt_pause_s * 1_000)
         self._unique_limits = UniqueLimits(settings.unique_keys_listed, settings.unique_documents_listed)
-        self._store_settings = StoreSettings(
-            base_map_bytes=settings.base_map_bytes,
-            delta_map_bytes=settings.delta_map_bytes,
-            fold_entries=settings.delta_entries,
-            fold_age_ms=settings.delta_age_s * 1_000,
-            undo_s=settings.undo_s,
-            undo_bytes=settings.undo_bytes,
-            check_mirror_s=settings.check_mirror_s,
-            stall_s=settings.stall_s,
-            max_readers=READERS * (1 + settings.scan_processes),
-        )
+        self._store_settings = StoreSettings.of(settings)
 
     def reconcile(self, catalog: Catalog, now: int) -> None:
         """Run what is to run; stop the rest.
@@ -333,22 +323,24 @@ class Hosting:
             RetryableError: it cannot be opened for now.
             _LostError: it is damaged.
         """
-        path = self._folder.slice_folder(key)
         try:
-            return self._make_store(path, initial, in_turn(self._store_settings, key), self._folds)
+            return self._store_of(key, initial)
         except StoreDamagedError as error:
             self._folder.set_aside(key)
             if key not in self._fillable:
                 raise _LostError(error.message) from error
             log.error("slice %s/%d begins anew: %s", *key, error)
-            return self._make_store(path, initial, in_turn(self._store_settings, key), self._folds)
+            return self._store_of(key, initial)
 
     def _begin_anew(self, key: SliceKey, old: SliceStore, initial: Applied) -> SliceStore:
         """An empty store in the place of a slice's."""
         self._scrubber.leave(key)
         old.destroy()
-        path = self._folder.slice_folder(key)
-        return self._make_store(path, initial, in_turn(self._store_settings, key), self._folds)
+        return self._store_of(key, initial)
+
+    def _store_of(self, key: SliceKey, initial: Applied) -> SliceStore:
+        settings = in_turn(self._store_settings, key)
+        return self._make_store(self._folder.slice_folder(key), initial, settings, self._folds)
 
     def _put_away(self, runner: SliceRunner) -> None:
         """A slice that runs is LOST: close it."""
