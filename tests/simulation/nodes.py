@@ -22,6 +22,7 @@ from keytide.settings.settings import IndexerSettings
 from keytide.wire.heartbeats import HeartbeatWriter
 from keytide.wire.messages import (
     Acknowledged,
+    BatchEnd,
     Corrections,
     HeartbeatChanges,
     NodeHeartbeat,
@@ -408,7 +409,12 @@ class SimNode:
             position = place.position
             place.position += 1
             data = queue.records[position]
-            runner.feed(BackfillData(data, position) if place.building else MutationData(data, position), now)
+            if not place.building:
+                runner.feed(MutationData(data, position), now)
+                continue
+            waits = _ends_next_batch(data, runner.core.applied)
+            runner.feed(BackfillData(data, position), now)
+            self.world.seen["passed over"] += waits and _ends_next_batch(data, runner.core.applied)
 
     def _fell_out(self, key: SliceKey, place: _Place, queue: Queue) -> None:
         """The queue was trimmed: position 0 is its beginning, every other is lost."""
@@ -493,3 +499,10 @@ class SimNode:
 
     def leave(self, key: SliceKey) -> None:
         self.places.pop(key, None)
+
+
+def _ends_next_batch(data: bytes, applied: Applied) -> bool:
+    """Whether a message is the end of the batch that a slice waits for: also behind it, of one that it passed
+    over, for chunks were missing (or the disk was full)."""
+    end = decode(data)
+    return isinstance(end, BatchEnd) and (end.build, end.batch) == (applied.build, applied.batch + 1)
