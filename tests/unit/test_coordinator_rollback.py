@@ -444,9 +444,7 @@ def test_a_topic_made_anew_begins_from_nothing() -> None:
     first = stamps(world)[-1]
     assert (first.incarnation, first.timestamp) == (1, Timestamp({}, "t2"))
     world.progress(1, 2, 3, 4)
-    world.tick(
-        2_500
-    )  # writes how far timestamps may go; this world hears of that before a heartbeat goes out
+    world.tick(2_500)  # writes how far timestamps may go; here that is heard of before a heartbeat goes out
     world.tick(1_000)
     assert stamps(world)[-1].timestamp.offsets() == {0: 2, 1: 3, 2: 4}
     world.now += 1_000
