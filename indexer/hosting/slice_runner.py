@@ -341,7 +341,7 @@ class SliceRunner:
             self.lose(error.message, now, damaged=True)
             return
         except RetryableError as error:
-            self._stop(error.message, now)
+            self._carry_out(self.core.cannot_start(error.message), now)
             return
         self._carry_out(self.core.start(), now)
 
@@ -377,6 +377,7 @@ class SliceRunner:
     def _restart(self, now: int) -> None:
         """A new core on the store as it is. Its reason stays in sight until the slice has a snapshot."""
         self._restart_at = 0
+        self._todo.clear()
         log.info("slice %s/%d starts again", *self.key)
         reason = self.core.reason
         self.core = self.core.anew(self.store.applied)

@@ -181,6 +181,11 @@ class SliceCore:
             return [StepBack(self.history)]
         return [ReadMutations(self.applied.queue_position)]
 
+    def cannot_start(self, reason: str) -> list[Instruction]:
+        """Instead of `start`: what it stands on cannot be shown for now."""
+        self.state, self.reason = "STOPPED", reason
+        return [Stop(reason)]
+
     def handle(self, event: Event) -> list[Instruction]:
         """Take in one event; returns what to do, in order."""
         if self.state == "LOST":

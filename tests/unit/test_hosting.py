@@ -950,8 +950,15 @@ def test_a_slice_that_cannot_be_shown_starts_again_later(
         patch.setattr(run.store, "snapshot", too_many)
         run.runner.look_after(RESTART_MS)
     assert run.reading.places == {}
+    run.stamp(7, 0, RESTART_MS + 200)  # with nothing new: who reads nothing must not take part
+    status = run.runner.status(RESTART_MS + 200)
+    assert (status.state, status.reason) == ("STOPPED", "40 snapshots of it are open")
+    assert run.acks == []
     run.runner.look_after(2 * RESTART_MS)
     assert run.reading.places == {KEY: ("mutations", 4)}
+    run.stamp(8, 0, 2 * RESTART_MS + 50)
+    run.stamp(9, 0, 2 * RESTART_MS + 100)
+    assert (run.acks, run.runner.status(0).state) == ([8, 9], "LIVE")
 
 
 def test_corrections_that_cannot_be_shown_count_once_they_can(
