@@ -31,6 +31,8 @@ from keytide.http.node_protocol import NodeUnavailableError
 FIRST_PAUSE_S: Final = 0.005
 LONGEST_PAUSE_S: Final = 0.1
 """Between tries of a snapshot that a slice did not hold; doubled from the first to the longest."""
+MOST_TOLD: Final = 16
+"""Things that were waited for, in the story of a scan."""
 OUT_OF_TIME: Final = 504
 """Status of what ran out of time."""
 CATALOG_LAG_S: Final = 0.5
@@ -239,7 +241,8 @@ class Agreement:
 
     def _note(self, what: str) -> None:
         """Keep the story short: what is waited for is told once, though its numbers change."""
-        if not self._waited_for or self._waited_for[-1].split(" (")[0] != what.split(" (")[0]:
+        told = {one.split(" (")[0] for one in self._waited_for}
+        if what.split(" (")[0] not in told and len(told) < MOST_TOLD:
             self._waited_for.append(what)
 
 
