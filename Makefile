@@ -69,7 +69,7 @@ fast: $(STAMP)
 	$(PYTEST) -n 4 --dist worksteal -m "not slow" $(FAST)
 
 test: lint archive
-	KEYTIDE_EXAMPLES=4 $(PYTEST) -n 3 --dist worksteal $(FAST)
+	KEYTIDE_EXAMPLES=8 $(PYTEST) -n 3 --dist worksteal $(FAST)
 	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/integration tests/hosts tests/browser
 
 # Three hosts to try things on, as root.

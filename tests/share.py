@@ -1,6 +1,6 @@
 """How much a run tries. Of what is generated, a share: other examples in each run, other histories on each
-day. `make check` tries a sixteenth, and a third of the planted faults; `make test` a quarter
-(`KEYTIDE_EXAMPLES=4`) and all planted faults; `KEYTIDE_EXAMPLES=all` everything. Of faults on the real parts,
+day. `make check` tries a sixteenth, and a third of the planted faults; `make test` an eighth
+(`KEYTIDE_EXAMPLES=8`) and all planted faults; `KEYTIDE_EXAMPLES=all` everything. Of faults on the real parts,
 other files on each day; all with `KEYTIDE_MATRIX=all`. `make soak` has both.
 """
 
@@ -22,7 +22,7 @@ TODAY = int(os.environ.setdefault("TESTS_DAY", str(date.today().toordinal())))
 """One day for all workers of a run, also around midnight. (Not a KEYTIDE_ variable: releases before this one
 refuse those that they do not know, and tests start them.)"""
 TURNS = 3
-FEW_TURNS_FROM = 8
+FEW_TURNS_FROM = 16
 """Where no more than such a share is tried, planted faults take turns, too."""
 T = TypeVar("T")
 

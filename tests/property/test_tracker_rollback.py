@@ -65,6 +65,7 @@ from projector.progress.events import (
 )
 from projector.progress.partition import PartitionState
 from projector.progress.tracker import Tracker
+from tests import share
 
 KEYSPACE = "orders"
 KEYS = (Key(KEYSPACE, 0), Key(KEYSPACE, 1))
@@ -434,7 +435,7 @@ class World:
             self.run(self.owner, self.trackers[self.owner].handle(CommitDue()))
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", share.seeds(320))
 def test_slices_are_the_source_whatever_was_lost(seed: int) -> None:
     world = World(seed)
     for _ in range(400):

@@ -19,6 +19,7 @@ from keytide.errors import CallerError, KeytideError, RetryableError
 from keytide.geometry import Frame, NotAGeometryError, QueryShape, distance, envelope, geometry_of, point
 from keytide.settings.settings import load_settings
 from projector.core.projection import KeyspacePlan, SourceBatch, project
+from tests import share
 from tests.chaos import driver, reading, scene, spatial
 from tests.chaos.reading import Reader
 from tests.chaos.run import Run, StoppedError, Target
@@ -105,11 +106,11 @@ def test_plain_arithmetic_finds_what_the_geometry_finds(name: str, frame: Frame)
     chance, ask = random.Random(3), SHAPES[name].ask
     assert ask is not None
     changes = Changes(random.Random(5), 10_000)
-    documents = [entries_of(*changes.next()).get(name, []) for _ in range(900)]
+    documents = [entries_of(*changes.next()).get(name, []) for _ in range(share.examples(3_600))]
     values = [key[0] for entries in documents for key, _ in entries]
     known = [geometry_of(value, frame) for value in values]
     met: Counter[str] = Counter()
-    for _ in range(150):
+    for _ in range(share.examples(600)):
         asked = ask(chance)
         ((relation, given),) = asked.request.items()
         if asked.distance is not None:

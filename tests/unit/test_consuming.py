@@ -22,6 +22,7 @@ from indexer.ingest.consumer import (
 from keytide.kafka.admin import KafkaUnavailableError
 from keytide.model.log_history import LogHistory, PartitionHistory
 from keytide.settings.settings import load_settings
+from tests import share
 
 KEY = ("i-1", 0)
 QUEUE = ("keytide.mutations.i-1", 0)
@@ -150,7 +151,7 @@ def test_what_is_lost_on_its_way_is_read_again(kafka: Kafka, monkeypatch: pytest
     assert kafka.assigned == [2, 2]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", share.seeds(160))
 def test_slices_are_given_everything_once_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     kafka = Kafka(seed, drops=0.1)
     kafka.low = kafka.high = random.Random(seed).randrange(1, 5)

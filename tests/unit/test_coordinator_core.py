@@ -36,6 +36,7 @@ from keytide.wire.messages import (
     SliceStatus,
     StabilityTimestamp,
 )
+from tests import share
 
 LIMITS = CoreLimits(interval_ms=10, heartbeat_ms=200, pacing_limit_ms=2_000, node_timeout_ms=3_000)
 TERM = 3
@@ -505,7 +506,7 @@ def test_a_new_leader_goes_on_where_the_last_one_was() -> None:
 def test_histories_at_random_keep_the_invariants() -> None:
     """Random reports, losses and restarts: contents and numbers only grow, what is published is held by all,
     it never goes back."""
-    for seed in range(150):
+    for seed in share.seeds(600):
         random_history(random.Random(seed))
 
 

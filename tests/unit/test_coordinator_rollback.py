@@ -50,6 +50,7 @@ from keytide.wire.messages import (
     SliceStatus,
     StabilityTimestamp,
 )
+from tests import share
 from tests.unit.leader_world import BACKFILL, CREATE, MUTATIONS, World, backfilled, facts, started
 
 
@@ -651,7 +652,7 @@ def test_what_a_deposed_leader_wrote_does_not_count() -> None:
 
 
 def test_at_random_contents_grow_within_an_incarnation_and_nothing_void_is_published() -> None:
-    for seed in range(60):
+    for seed in share.seeds(240):
         random_history(random.Random(seed))
 
 

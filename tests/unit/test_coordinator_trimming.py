@@ -16,6 +16,7 @@ from coordinator.queues.trim_guard import because, stays_from
 from coordinator.views import views
 from keytide.errors import InvariantViolationError
 from keytide.wire.messages import NodeHeartbeat
+from tests import share
 from tests.unit.leader_world import MUTATIONS, World, backfilled
 from tests.unit.test_coordinator_rebuild import NODES, in_catchup, live, queued, status
 
@@ -296,7 +297,7 @@ def test_while_a_slice_is_lost_its_queue_stays() -> None:
     assert 1 not in trims(out)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", share.seeds(800))
 def test_whatever_is_ordered_nothing_goes_that_a_copy_has_not_read(seed: int) -> None:
     """Orders of a trimmer that has lost its mind: what is deleted is right, or it is refused."""
     rng = random.Random(seed)
@@ -328,7 +329,7 @@ def test_an_order_says_who_bounds_it() -> None:
     assert because(limit) == "bounded by node n2, which may need 40 and has durably read up to 55 (2 count)"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", share.seeds(80))
 def test_at_random_nothing_that_is_needed_goes(seed: int) -> None:
     """Random horizons that only grow, silent nodes, new leaders; what is shown to hold a queue does."""
     rng = random.Random(seed)

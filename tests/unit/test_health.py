@@ -23,6 +23,7 @@ from keytide.catalog.records import ClusterRecord
 from keytide.model.health import KINDS, LEVELS, HealthStatus, Reason, Verdict, read, single, verdict, worst
 from keytide.model.protocol import SPOKEN
 from keytide.wire.messages import NodeHeartbeat, SliceStatus
+from tests import share
 from tests.unit.leader_world import World, facts
 from tests.unit.test_coordinator_rebuild import LIMITS, NODES, serving, status
 
@@ -284,7 +285,7 @@ def test_topics_of_others_are_told_and_nothing_is_wrong() -> None:
 
 
 def test_every_verdict_of_random_days_is_the_worst_of_its_reasons_and_says_what_to_do() -> None:
-    for seed in range(30):
+    for seed in share.seeds(120):
         chance, day = random.Random(seed), Day()
         for _ in range(12):
             day.silent = {who for who in ("n1", "n2", "projector", "kafka") if chance.random() < 0.2}

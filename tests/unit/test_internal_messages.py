@@ -18,6 +18,7 @@ from keytide.http.node_protocol import PERIOD_MS, headers_of, opens
 from keytide.settings.settings import load_settings
 from keytide.wire.digests import VERIFY_PATH
 from keytide.wire.index_lists import LISTS_PATH
+from tests import share
 from tests.fuzz.internal import InternalFuzz
 from tests.live_node import BUILD, NUMBER, SECRET, LiveNode
 from tests.unit.scan_world import of_the_cluster
@@ -108,7 +109,7 @@ def test_text_that_is_no_utf_8_is_an_invalid_request(client: TestClient) -> None
         assert (response.status_code, response.json()["type"]) == (422, "invalid-request")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", share.seeds(12))
 def test_no_message_changes_the_state_of_a_slice(node: LiveNode, seed: int) -> None:
     with InternalFuzz(node, seed) as fuzz:
         fuzz.run(300)

@@ -27,6 +27,7 @@ from keytide.geometry import NotAGeometryError, distance, geometry_of, point
 from keytide.structure.place_columns import MOST_AREA_BYTES
 from keytide.structure.spatial import frame_of
 from tests import geometry_shapes as shapes
+from tests import share
 from tests.unit.scan_world import Doc, FakeView, Keep, StoredSnapshot, World, stores
 from tests.unit.test_api import Endpoint
 from tests.unit.test_spatial_reads import BY_CELL, BY_ID, SPLITS, around, dot, never, square
@@ -128,7 +129,7 @@ def places_around(seed: int, kinds: str, srid: int) -> tuple[list[float], dict[s
 )  # fmt: skip
 def test_the_nearest_are_those_of_all(statement: str, srid: int, kinds: str) -> None:
     rng = random.Random(7)
-    for seed in range(4):
+    for seed in share.seeds(16):
         middle, places = places_around(seed, kinds, srid)
         here = Here(statement, srid, places)
         asked = [(middle, limit) for limit in (1, 3, 10, 10, 60, 70)]

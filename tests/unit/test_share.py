@@ -49,7 +49,7 @@ def test_every_planted_fault_has_its_turn_and_is_looked_for_in_each_large_run(
         monkeypatch.setattr(share, "TODAY", day)
         tried += share.planted(faults)
     assert sorted(tried) == [*faults]
-    monkeypatch.setattr(share, "PARTS", 4)
+    monkeypatch.setattr(share, "PARTS", 8)
     assert share.planted(faults) == faults
 
 

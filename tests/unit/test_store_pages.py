@@ -13,6 +13,7 @@ import pytest
 from indexer.store.files.checksums import CHECKSUMS_FILE, compare, read_checksums, write_checksums
 from indexer.store.files.pages import DamagedError, PageFile
 from indexer.store.lmdb.merge import BLOCK_BYTES, FIRST_BLOCK, table_blocks
+from tests import share
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_blocks_of_large_rows_are_bounded_in_bytes(environment: lmdb.Environment
     assert max(map(len, blocks)) > 1_000, "small rows come in large blocks"
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", share.seeds(24))
 def test_checksums_follow_any_transactions(tmp_path: Path, environment: lmdb.Environment, seed: int) -> None:
     """Puts, deletions, values over several pages, aborts, and readers that keep pages from being used again.
     After each commit only changed pages are read, and the file says what reading all of them would."""

@@ -24,6 +24,7 @@ from indexer.store.lmdb.snapshot import LmdbSnapshot
 from keytide.errors import RetryableError
 from keytide.model.byte_columns import Bytes, EntryColumns
 from keytide.model.timestamp import Timestamp
+from tests import share
 from tests.memory_store.store import MemorySliceStore
 from tests.store_kit import Version, key, lmdb_store, segments
 
@@ -73,7 +74,7 @@ def spans_of(chance: random.Random, count: int, widest: int) -> list[tuple[bytes
     return found
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", share.seeds(48))
 def test_several_spans_are_read_as_each_of_them(snapshot: StoreSnapshot, seed: int) -> None:
     chance = random.Random(seed)
     spans = spans_of(chance, chance.choice([1, 3, 60, 400]), chance.choice([2, 20, 500]))
@@ -96,7 +97,7 @@ def test_no_spans_have_no_rows(snapshot: StoreSnapshot) -> None:
     assert list(snapshot.rows_of([(b"", None)], limit=0)) == []
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", share.seeds(24))
 def test_levels_are_read_as_rows_are(
     seed: int, tmp_path: Path, folds: FoldWorker, request: pytest.FixtureRequest
 ) -> None:
@@ -185,7 +186,7 @@ def check_left_out(level: LevelCursor, lows: list[bytes], highs: list[bytes], ch
     assert few == some[: len(few)]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", share.seeds(32))
 def test_pages_are_read_as_rows_are(
     seed: int, tmp_path: Path, folds: FoldWorker, request: pytest.FixtureRequest
 ) -> None:

@@ -34,6 +34,7 @@ from streaming.core.extent_projection import ExtentProjection, heard_columns
 from streaming.drivers.stages import LocalStages
 from streaming.stages import tasks
 from streaming.stages.work import BatchWork, plan_of, rules_of, targets_by_index
+from tests import share
 from tests.source_records import source_batch
 
 TIME = 1_700_000_000_000
@@ -136,8 +137,8 @@ def local_micro_batch(todo: BatchWork, records: list[Record], size: int = 7) -> 
 def micro_batch(todo: BatchWork, records: list[Record], size: int = 7) -> core.SettledBatch:
     by_task: dict[int, list[tuple[int, int, bytes, bytes, int]]] = defaultdict(list)
     numbers = itertools.count()
-    for share in shares(records):
-        for row in tasks.project_extent(todo, None, batches_of(share, size)):
+    for part in shares(records):
+        for row in tasks.project_extent(todo, None, batches_of(part, size)):
             route, slot, kind, first, body = (column[0].as_py() for column in row.columns)
             task = core.spark_hash(route) % len(todo.routes)
             by_task[task].append((slot, kind, first, body, next(numbers)))
@@ -240,7 +241,7 @@ def random_records(seed: int, count: int, *, partitions: int = 3, mixed: bool = 
     return records
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", share.seeds(24))
 def test_the_newest_version_of_each_document_and_nothing_else(seed: int) -> None:
     records = random_records(seed, 400)
     todo = work({"i-1": BY_A})
@@ -256,7 +257,7 @@ def test_the_newest_version_of_each_document_and_nothing_else(seed: int) -> None
     assert outcome.left_out["i-1"]["leading-key-missing"] > 0
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", share.seeds(16))
 def test_a_share_in_portions_gives_the_same(seed: int) -> None:
     """Also when every Arrow batch is a portion of its own."""
     records = random_records(seed, 300, partitions=2)
@@ -267,7 +268,7 @@ def test_a_share_in_portions_gives_the_same(seed: int) -> None:
         assert delivered(outcome) == expected_by_a(records)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", share.seeds(16))
 def test_a_document_in_two_partitions_is_noticed_and_resolved(seed: int) -> None:
     records = random_records(seed, 300, mixed=True)
     todo = work({"i-1": BY_A})
@@ -382,7 +383,7 @@ def sent_by_slice(todo: BatchWork, outcome: core.SettledBatch) -> dict[core.Slic
     return found
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", share.seeds(12))
 @pytest.mark.parametrize("spill_bytes", [3_000, 1_000_000])
 def test_a_rebuild_sends_its_slices_what_a_whole_build_sends_them(seed: int, spill_bytes: int) -> None:
     """And the others nothing at all: not an entry, not a heard document, not a line."""

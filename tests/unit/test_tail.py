@@ -257,7 +257,7 @@ def test_the_last_two_moments_are_held_and_no_more() -> None:
     asyncio.run(check())
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", share.seeds(48))
 def test_a_tail_lives_through_the_death_of_one_copy_after_the_other(seed: int) -> None:
     """Slices have two copies each on three nodes; now one is away, now one was restarted."""
     chance = random.Random(seed)

@@ -33,6 +33,7 @@ from projector.progress.events import (
     SendFailed,
 )
 from projector.progress.tracker import Tracker
+from tests import share
 
 A, B = Key("orders", 0), Key("orders", 1)
 
@@ -372,7 +373,7 @@ class World:
             self.run(self.owner, self.trackers[self.owner].handle(CommitDue()))
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", share.seeds(1200))
 def test_nothing_below_a_commit_is_missing_in_any_slice(seed: int) -> None:
     world = World(seed)
     for _ in range(400):
