@@ -13,9 +13,6 @@ GIB: Final = 1024 * MIB
 READERS: Final = 1_024
 """Read transactions that a process may have on one environment: snapshots kept, leased and being read."""
 
-LONGEST_REST: Final = 10
-"""See `StoreSettings.fold_rest`."""
-
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
@@ -32,9 +29,6 @@ class StoreSettings:
         fold_share: keeps the cost of folding an entry the same, however large the base.
         fold_bytes: the limit in bytes of the delta's file (old snapshots keep its pages from being reused).
         fold_age_ms: a delta with anything in it is folded at this age, so that a restart replays little.
-        fold_rest: or at so many times what the last fold took, if that is more: a large base is rewritten
-            nearly whole by each fold, and folds would follow one another without an end. At most at
-            `LONGEST_REST` times that age.
         fold_retry_ms: wait after a fold that failed (disk full) before the next try.
         delta_hard_bytes: no commit begins on a delta larger than this while the frozen one is being folded:
             it raises, and the caller keeps its segments (bounded by R4).
@@ -59,7 +53,6 @@ class StoreSettings:
     fold_share: float = 0.2
     fold_bytes: int = GIB
     fold_age_ms: int = 30_000
-    fold_rest: float = 8.0
     fold_retry_ms: int = 5_000
     delta_hard_bytes: int = 2 * GIB
     load_run_documents: int = 100_000

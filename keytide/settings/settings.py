@@ -150,9 +150,7 @@ class IndexerSettings(Section):
     delta_age_s: int = Field(
         30,
         description="a delta with anything in it is folded at this age, so that a restart replays little; "
-        "each slice has an age of its own, up to a quarter less, so that they fold one after the other. "
-        "Where folds take more than an eighth of it (a base of gigabytes is rewritten nearly whole), a "
-        "delta is folded at eight times what the last one took, at most at ten times this age",
+        "each slice has an age of its own, up to a quarter less, so that they fold one after the other",
     )
     base_map_bytes: int = Field(1 << 38, description="address space of a base (sparse; not memory, not disk)")
     delta_map_bytes: int = Field(1 << 33, description="address space and most disk of a delta")

@@ -124,23 +124,6 @@ def test_a_fold_is_due_by_age_also_when_only_the_state_moved(tmp_path: Path, fol
     store.close()
 
 
-def test_what_takes_long_to_fold_is_folded_less_often(
-    tmp_path: Path, folds: FoldWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at = 100.0
-    monkeypatch.setattr(folding, "monotonic", lambda: at)
-    store = lmdb_store(tmp_path / "slice", folds, replace(SMALL, fold_age_ms=500, fold_rest=8.0))
-    due = []
-    for number, took in enumerate((0.01, 0.2, 3.0, 0.0), start=1):
-        store.apply([], state(number, p0=number))
-        due.append(next(age for age in range(0, 10_000, 100) if store.fold_due(100_000 * number + age)))
-        assert store.start_fold()
-        at += took
-        assert store.finish_fold(30) is not None
-    assert due == [500, 500, 1_600, 5_000], "eight times what the last one took, at most ten times the age"
-    store.close()
-
-
 def test_commits_go_on_beside_a_fold_and_reads_see_three_levels(tmp_path: Path) -> None:
     folds = HeldBack()
     store = lmdb_store(tmp_path / "slice", folds)

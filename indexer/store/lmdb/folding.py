@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from time import monotonic
 
 from indexer.store.files.filter_file import read_filter, save_filter
 from indexer.store.fold.fold import FILTER_FILE, NEXT_FILTER_FILE, FoldJob
@@ -27,7 +26,6 @@ class Folding:
 
     Attributes:
         frozen: the delta set apart, until the base has it.
-        took_ms: how long the last fold took, or was waited for, from when it was handed over.
         undo_given_up: the last fold has left no way back, for the disk was nearly full.
     """
 
@@ -37,14 +35,12 @@ class Folding:
         self._base, self._journal = base, journal
         self._folder, self._settings, self._folds = folder, settings, folds
         self.frozen: Level | None = None
-        self.took_ms = 0
         self._state = (base.applied, base.counts)
         self._ticket: FoldTicket | None = None
         self._new_filter_bits = 0
         self._failed = False
         self._retry_at: int | None = None
         self._untold: Applied | None = None
-        self._began = 0.0
         self._now = 0
         self.undo_given_up = False
 
@@ -80,7 +76,6 @@ class Folding:
         if self.frozen is None:
             return
         self._failed, self._retry_at, self._now = False, None, now
-        self._began = monotonic()
         reach("fold-frozen")
         next_filter, sequence = self._folder / NEXT_FILTER_FILE, self._base.sequence + 1
         self._ticket = self._folds.submit(
@@ -113,7 +108,6 @@ class Folding:
                 problem_type=outcome.error,
                 next_step="nothing is lost; it is tried again",
             )
-        self.took_ms = round((monotonic() - self._began) * 1_000)
         self._base.reload()
         self._journal.folded(self._base.head, self._now)
         if outcome.undo_given_up and not self.undo_given_up:

@@ -47,7 +47,7 @@ from indexer.store.resolve.corrections import Moments, corrected_rows
 from indexer.store.resolve.documents import Hashes, WindowDocuments
 from indexer.store.resolve.resolve import RowChanges, resolve
 from indexer.store.resolve.window import from_segments
-from indexer.store.settings import LONGEST_REST, StoreSettings
+from indexer.store.settings import StoreSettings
 from keytide.errors import RetryableError, invariant
 from keytide.process.sync_points import reach
 from keytide.wire.columns import hashes_of
@@ -207,7 +207,7 @@ class LmdbSliceStore:
             self._delta_since = now
         settings = self._settings
         return (
-            now - self._delta_since >= self._fold_age_ms()
+            now - self._delta_since >= settings.fold_age_ms
             or self._delta_changes >= self._fold_entries()
             or (self._delta is not None and self._delta.room.used_bytes() >= settings.fold_bytes)
         )
@@ -362,11 +362,6 @@ class LmdbSliceStore:
         ids = IdFilter.for_documents(self._fold_entries(), self._settings.filter_bits)
         self._delta = Level(path, self._settings.delta_map_bytes, self._settings, sync=False, ids=ids)
         return self._delta
-
-    def _fold_age_ms(self) -> float:
-        settings = self._settings
-        rest = min(settings.fold_rest * self._folding.took_ms, LONGEST_REST * settings.fold_age_ms)
-        return max(settings.fold_age_ms, rest)
 
     def _fold_entries(self) -> int:
         settings = self._settings
