@@ -20,6 +20,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from prometheus_client.registry import Collector
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.types import ASGIApp
 
 from indexer.copying.messages import COPY_PATH
@@ -92,7 +93,8 @@ def create_app(
     way: ASGIApp = FastWay(app.framework, endpoint, ways)
     if "scan" not in roles:
         way = ReadersElsewhere(way, view, endpoint.metrics.failed)
-    app.gate = RequestGate(way, settings, needs, lambda: view.catalog().secret, endpoint.metrics.failed)
+    gate = RequestGate(way, settings, needs, lambda: view.catalog().secret, endpoint.metrics.failed)
+    app.gate = ServerErrorMiddleware(gate, app.exception_handlers[Exception])
     ways[SCAN] = add_routes(app, endpoint)
     ways[READ_PATH] = _add_nodes(app, endpoint)
     show_types(app)

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import httpx
 import msgspec
@@ -32,6 +32,7 @@ from keytide.collation import MISSING
 from keytide.errors import InvariantViolationError, KeytideError
 from keytide.model.protocol import SPOKEN
 from keytide.model.timestamp import Timestamp
+from keytide.serving.gate import RequestGate
 from keytide.settings.settings import Settings, load_settings
 from tests.serving import running
 from tests.unit.scan_world import Doc, FakeView, World, of_the_cluster
@@ -384,6 +385,19 @@ def test_a_bug_is_500_and_its_story_is_in_the_log_and_ends_the_node(caplog: pyte
         problem(made.get(), 500, "internal-error")
         assert len(made.bugs) == 2, "what is no broken invariant does not end the node"
         assert made.get("/healthz").status_code == 200
+
+
+def test_bugs_before_the_framework_are_answered_and_end_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the gate, say."""
+
+    def broken(*_: object) -> NoReturn:
+        raise InvariantViolationError("Gate", "who asks has no name")
+
+    monkeypatch.setattr(RequestGate, "_pass", broken)
+    with Endpoint(world_of_cities()) as made:
+        problem(made.get("/v1/indexes"), 500, "invariant-violated")
+        problem(made.post(), 500, "invariant-violated")
+        assert [error.name for error in made.bugs] == ["Gate", "Gate"]
 
 
 def test_nodes_that_ask_nonsense(endpoint: Endpoint) -> None:
