@@ -1,4 +1,4 @@
-"""Scan processes: processes beside a node's own that answer pages from its slices (ADR 33).
+"""Scan processes: processes beside a node's own that answer pages and counts from its slices (ADR 33).
 
 `core.messages` is what the node tells them, and what they tell it; `channel` carries it; `telling` and
 `supervisor` work in the node's process, `core.pins`, `core.leases`, `node`, `pages` and `passing` in theirs.

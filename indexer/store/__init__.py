@@ -12,8 +12,9 @@ have one in dictionaries, `tests/memory_store`, which must do the same.
     files        files beside and below LMDB: pages, their checksums, the filter
     integrity    whether a base is what was written; forward entries against the back index
 
-Imported by `indexer.slice`, `indexer.unique` and `indexer.copying` (interface only), `indexer.hosting` and
-`indexer.ingest`; imports `keytide`. This file imports nothing, so that the fold worker stays small.
+Imported by `indexer.slice` and `indexer.unique` (interface only), `indexer.copying` (also `copies`),
+`indexer.hosting` and `indexer.ingest`; imports `keytide`. This file imports nothing, so that the fold worker
+stays small.
 
 Not to be touched lightly: the order of steps in a fold (undo file, filter, base, checksums, delta dropped)
 and the fence in the base (`indexer.store.fold.fold.OWNER_KEY`) are what a kill -9 relies on. The layout of

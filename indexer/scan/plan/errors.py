@@ -6,7 +6,7 @@ from keytide.errors import CallerError, RetryableError
 
 
 class TimestampNotReachedError(RetryableError):
-    """The wait for a demanded moment ran out; `waited_for` has all that was waited for, in order."""
+    """The wait for a demanded moment ran out; `waited_for` has each thing once, sixteen at most."""
 
     problem_type = "timestamp-not-reached"
     status = 504
