@@ -153,12 +153,12 @@ def rebuild_what_came_back(patches: Patches) -> None:
     test_copies_trimming.test_by_no_word_of_a_node_that_has_read_more_than_this_leader_has_written,
 )
 def trim_by_what_is_not_known(patches: Patches) -> None:
-    def status(self: Trimmer, *arguments: Any) -> Any:
+    def said(self: Trimmer, *arguments: Any) -> Any:
         dictionary = self._registry.dictionary
         written, dictionary.written = dictionary.written, 1 << 62
         try:
-            return _status(self, *arguments)
+            return _said(self, *arguments)
         finally:
             dictionary.written = written
 
-    _status = patches.put(Trimmer, "_status", status)
+    _said = patches.put(Trimmer, "_said", said)
