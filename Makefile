@@ -66,7 +66,7 @@ check: style
 
 # Of what is generated, a share (tests/share.py); `make test` has a larger one, `make soak` all of it.
 fast: $(STAMP)
-	$(PYTEST) -n 4 --dist worksteal -m "not slow" $(FAST)
+	$(PYTEST) -n 3 --dist worksteal -m "not slow" $(FAST)
 
 test: lint archive
 	KEYTIDE_EXAMPLES=8 $(PYTEST) -n 3 --dist worksteal $(FAST)
